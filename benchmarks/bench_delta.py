@@ -19,8 +19,8 @@ import cramjam
 import torch
 from safetensors.torch import save
 
-from millrace.trainers import delta
-from millrace.trainers.tensorfile import open_file, open_folder
+from millrace.trainers.weights import delta
+from millrace.trainers.weights.tensorfile import open_file, open_folder
 from tests.support.tiny_model import write_model
 
 

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.step_costs import VOCABULARY, kept, medians, model_state, sample_of
-from millrace.trainers.backends.forward import token_logprobs
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.forward import token_logprobs
 from millrace.trainers.batches.bins import ALLOCATORS
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample

@@ -179,12 +179,13 @@ def _status(name: str) -> int:
 
 def millrace(root: Path, setup: Setup, meter: Meter) -> dict[str, torch.Tensor]:
     """Ours."""
-    from millrace.trainers import checkpoint
     from millrace.trainers.algorithms.registry import algorithm
-    from millrace.trainers.backends.compute import Compute
-    from millrace.trainers.backends.fsdp import Adam, TorchBackend
+    from millrace.trainers.backends.base import Adam
+    from millrace.trainers.backends.torch.backend import TorchBackend
+    from millrace.trainers.backends.torch.compute import Compute
     from millrace.trainers.batches.sample import Sample
     from millrace.trainers.learning import Schedule, Trainer
+    from millrace.trainers.weights import checkpoint
 
     rows, _ = read(root)
     samples = []

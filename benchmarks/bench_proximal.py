@@ -15,7 +15,7 @@ import torch
 from benchmarks.bench_backends import batch
 from benchmarks.step_costs import medians, model_state
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.learning import Report, Schedule, Trainer
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch.distributed import TCPStore
 
+from millrace.apps.demo import sort_digits, tiny
 from millrace.schemas import arrays, codec
 from millrace.schemas.ids import new_id
-from millrace.trainers import checkpoint, tiny
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.allocation import ReadyGroup, plan
 from millrace.trainers.batches.sample import samples_of
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.tasks import sort_digits
+from millrace.trainers.weights import checkpoint
 from tests.support import forked
 
 GROUPS, SIZE, WARM = 64, 8, 3

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.step_costs import VOCABULARY, kept, medians, model_state, sample_of
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
 

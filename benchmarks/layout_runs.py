@@ -20,11 +20,12 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
 
+from millrace.apps.demo import tiny
 from millrace.consumers import policy_names, version_zero
 from millrace.infra.config import Settings, load
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.trainers import checkpoint, tiny
+from millrace.trainers.weights import checkpoint
 from tests.support.feed import feed
 from tests.support.learners import Learners, entries, until, version
 

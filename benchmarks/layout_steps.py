@@ -13,6 +13,7 @@ from pathlib import Path
 from torch.distributed.distributed_c10d import Store
 
 from benchmarks.layout_runs import SHARDS, Outcome, Recording
+from millrace.apps.demo.tiny import VOCABULARY
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.group.agreement import Peer, Roster
 from millrace.consumers.learner.step import verdict
@@ -23,11 +24,10 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas import codec
-from millrace.trainers import checkpoint
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.state import State
-from millrace.trainers.tiny import VOCABULARY
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support.ranks import Ranks
 
 LONGEST = 512

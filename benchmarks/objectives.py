@@ -6,14 +6,13 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from millrace.trainers import tiny
+from millrace.apps.demo import sort_digits, tiny
 from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.models.build import with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.state import State
-from millrace.trainers.tasks import sort_digits
+from millrace.trainers.weights.state import State
 
 MEASURES = {
     "sft": "loss",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 VOCABULARY = 512
 

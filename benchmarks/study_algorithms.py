@@ -21,10 +21,11 @@ import matplotlib as mpl
 import torch
 
 from benchmarks import objectives
-from millrace.trainers import checkpoint, tiny
+from millrace.apps.demo import tiny
+from millrace.apps.demo.rl_in_process import rehearse
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Report, Schedule
-from millrace.trainers.rl_in_process import rehearse
+from millrace.trainers.weights import checkpoint
 
 PROVEN = ("grpo", "ppo", "rloo", "reinforce++", "dapo", "gspo", "cispo")
 RATES = {"ppo": 3e-4}

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from millrace.trainers import tiny
+from millrace.apps.demo import tiny
 from tests.support.branches import accuracy, branch, events, play
 from tests.support.learners import Place
 

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.layout_runs import BATCH, SIZE, Join, Layout, Outcome, Recording, record, train
 from benchmarks.layout_steps import apart, compare
 from millrace.infra.machine.broker import Broker
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.ranks import Ranks
 
 TOLERANCES = {"loss": 1.5e-6, "grad_norm": 5e-7, "weights": 5e-5}

@@ -28,12 +28,13 @@ from typing import Any
 import matplotlib as mpl
 import torch
 
-from millrace.trainers import checkpoint, tiny
+from millrace.apps.demo import tiny
+from millrace.apps.demo.rl_in_process import rehearse
 from millrace.trainers.algorithms.presets import ICEPOP, TIS
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Schedule
-from millrace.trainers.rl_in_process import rehearse
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "naive": {"recompute": True},

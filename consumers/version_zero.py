@@ -25,8 +25,8 @@ from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
 
 if TYPE_CHECKING:
-    from millrace.trainers.checkpoint import Checkpoint
-    from millrace.trainers.state import State
+    from millrace.trainers.weights.checkpoint import Checkpoint
+    from millrace.trainers.weights.state import State
 
 TOKENIZER = (
     "tokenizer.json",
@@ -45,11 +45,10 @@ def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False
 
     Raises PolicyError when the policy exists or the local engine cannot serve the model, CheckpointError when the
     directory is no model."""
-    from millrace.trainers import checkpoint
-    from millrace.trainers.untie import untied
+    from millrace.trainers.weights import checkpoint, hugging_face
 
     state = checkpoint.adopt(model_dir, seed=settings.learner.seed)
-    state = untied(state) if untie else state
+    state = hugging_face.untie(state) if untie else state
     reason = unservable(settings, json.loads(state.assets["config.json"]))
     if reason is not None:
         raise PolicyError(f"{model_dir} {reason}")
@@ -59,7 +58,7 @@ def create(settings: Settings, model_dir: Path, bus: Bus, *, untie: bool = False
 def begin(settings: Settings, state: State, bus: Bus, parent: tuple[str, int] | None = None) -> WeightVersion:
     """Write version 0 of `settings.policy` from a state; gives its event. parent: the policy and version whose weights
     they are, for a branch. Raises PolicyError when the policy exists."""
-    from millrace.trainers import checkpoint, delta_files, manifest
+    from millrace.trainers.weights import checkpoint, delta_files, manifest
 
     names = policy_names.topics(settings)
     weights, ledger_topic = names["weights"], names["ledger"]

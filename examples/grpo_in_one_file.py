@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from millrace.trainers import tiny
+from millrace.apps.demo import tiny
 from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.sampling import sample

@@ -1,6 +1,11 @@
 """Every error that Millrace raises on purpose, as one tree.
 
     MillraceError
+    ├── SchemaError              the codec cannot read or write a record
+    │   ├── UnknownSchema        the fingerprint belongs to no schema of this release or its history
+    │   ├── CorruptRecord        the bytes do not decode, or the record does not fit its schema
+    │   │   └── UnknownKey       a record that is encoded has a key that its schema does not have
+    │   └── BeyondBounds         a field of the record is beyond its bound
     ├── ConfigError              a setting is missing, unknown or wrong
     ├── BusError                 the log refused or could not answer
     │   ├── UnreachableError     no broker answered in time; whatever was in flight has an unknown outcome
@@ -29,7 +34,6 @@
     │   ├── LogFull              the local log can take no more
     │   ├── GatewayUnreachable   the client got no answer
     │   └── GatewayRefused       the client was refused
-    ├── RolloutError             a rollout worker could not do its part
     ├── DetectorError            a detector of secrets failed; what it was given must not be learned from
     ├── RewardError              a verifier could not be loaded or run
     ├── LearnerError             a learner cannot go on
@@ -48,21 +52,31 @@
     ├── AuditError               the topics cannot be audited at all
     ├── ExportError              nothing can be exported so: what is asked for, or where to, makes no sense
     ├── ImportRefused            a file, or rows of it, cannot be imported
-    └── LookError                nothing in the log is what was asked for, or several things are
+    ├── LookError                nothing in the log is what was asked for, or several things are
+    └── TrainerError             training cannot go on as it is asked to
+        ├── BadSample            a trajectory that cannot be trained on; the rest of its batch can
+        ├── BadConfiguration     a knob or a layout that cannot work
+        ├── BadData              a row of a data set that cannot be trained on, or a set without one that can
+        ├── NotFormed            a backend was used before `form` and `load`, or after `tear_down`
+        └── CheckpointError      a checkpoint that cannot be written or read
+            └── CorruptCheckpoint    its bytes are not what its manifest says
 
-What only the gateway and its client raise is defined beside them, in `producers`, and QueryError beside the
-warehouse's endpoint.
-`schemas` and `trainers` know nothing of `infra` and have roots of their own (`millrace.schemas.errors.SchemaError`,
-`millrace.trainers.errors`).
+The root and what the codec raises are defined in `schemas.errors`, what training raises in `trainers.errors`, what only
+the gateway and its client raise beside them, in `producers`, and QueryError beside the warehouse's endpoint.
 
 Every message says what to do next. An error that is not of this tree is a bug and propagates.
 """
 
 from __future__ import annotations
 
+from millrace.schemas import errors as of_records
 
-class MillraceError(Exception):
-    """Root of the tree."""
+MillraceError = of_records.MillraceError
+SchemaError = of_records.SchemaError
+UnknownSchema = of_records.UnknownSchema
+CorruptRecord = of_records.CorruptRecord
+UnknownKey = of_records.UnknownKey
+BeyondBounds = of_records.BeyondBounds
 
 
 class ConfigError(MillraceError):
@@ -173,10 +187,6 @@ class EngineRejected(EngineError):
 
 class GatewayError(MillraceError):
     """The capture gateway refused or failed."""
-
-
-class RolloutError(MillraceError):
-    """A rollout worker could not do its part."""
 
 
 class DetectorError(MillraceError):

@@ -1,17 +1,14 @@
-"""What can go wrong with bytes and schemas.
-
-SchemaError
-├── UnknownSchema     the fingerprint belongs to no schema of this release or its history
-├── CorruptRecord     the bytes do not decode, or the record does not fit its schema
-│   └── UnknownKey    a record that is encoded has a key that its schema does not have
-└── BeyondBounds      a field of the record is beyond its bound
-"""
+"""The root of all errors, and what can go wrong with bytes and schemas. `infra.errors` draws the whole tree."""
 
 from __future__ import annotations
 
 
-class SchemaError(Exception):
-    """Root of everything the codec raises."""
+class MillraceError(Exception):
+    """Root of the tree: every error that Millrace raises on purpose."""
+
+
+class SchemaError(MillraceError):
+    """The codec cannot read or write a record."""
 
 
 class UnknownSchema(SchemaError):
@@ -27,4 +24,4 @@ class UnknownKey(CorruptRecord):
 
 
 class BeyondBounds(SchemaError):
-    """A field of a record is beyond its bound (`schemas.limits`); the message names the field and the bound."""
+    """A field of a record is beyond its bound (`schemas.bounds`); the message names the field and the bound."""

@@ -1,13 +1,13 @@
-"""How Millrace learns: samples in, new weights out. Knows no Kafka and imports only `schemas`.
+"""How Millrace learns: samples in, new weights out. It knows no Kafka; of `infra` it uses durable files alone.
 
 A GRPO step from tensors to new weights (this example runs as a test):
 
     import numpy as np
-    from millrace.trainers import checkpoint
     from millrace.trainers.algorithms.registry import algorithm
-    from millrace.trainers.backends.fsdp import TorchBackend
+    from millrace.trainers.backends.torch.backend import TorchBackend
     from millrace.trainers.batches.sample import Sample
     from millrace.trainers.learning import Schedule, Trainer
+    from millrace.trainers.weights import checkpoint
 
     def sample(reply, logprobs, reward, group, name):
         prompt = [1, 24, 6, 4, 17]

@@ -7,10 +7,10 @@ import json
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.policy import PolicyGradient
-from millrace.trainers.backends.models import is_scalar
+from millrace.trainers.backends.models.build import is_scalar
 from millrace.trainers.batches.packing import REWARD_MODEL
 from millrace.trainers.errors import BadConfiguration, CheckpointError
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 
 def fits(state: State) -> None:
@@ -40,9 +40,11 @@ def right_head(state: State, role: str) -> None:
 def same_vocabulary(policy: State, other: State, role: str, *, equal: bool) -> None:
     """Raises BadConfiguration when a model that scores beside a policy has a smaller vocabulary, or with `equal`
     another one. Sizes are all that can be compared: that ids mean the same is up to whoever names the model."""
-    ours, theirs = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, other))
-    if theirs < ours or (equal and theirs != ours):
-        raise BadConfiguration(f"the {role} knows {theirs} tokens, the policy {ours}: name a {role} of its tokenizer")
+    policy_size, other_size = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, other))
+    if other_size < policy_size or (equal and other_size != policy_size):
+        raise BadConfiguration(
+            f"the {role} knows {other_size} tokens, the policy {policy_size}: name a {role} of its tokenizer"
+        )
 
 
 def suits(algorithm: Algorithm, group_size: int, reply_tokens: int | None = None) -> None:

@@ -1,19 +1,12 @@
-"""What can go wrong while learning. Every message says what to do next.
-
-TrainerError
-├── BadSample             a trajectory that cannot be trained on; the rest of its batch can
-├── BadConfiguration      a knob or a layout that cannot work
-├── BadData               a row of a data set that cannot be trained on, or a set without one that can
-├── NotFormed             a backend was used before `form` and `load`, or after `tear_down`
-└── CheckpointError       a checkpoint that cannot be written or read
-    └── CorruptCheckpoint    its bytes are not what its manifest says
-"""
+"""What can go wrong while learning. Every message says what to do next. `infra.errors` draws the whole tree."""
 
 from __future__ import annotations
 
+from millrace.schemas.errors import MillraceError
 
-class TrainerError(Exception):
-    """Root of all errors that `trainers` raises on purpose."""
+
+class TrainerError(MillraceError):
+    """Training cannot go on as it is asked to."""
 
 
 class BadSample(TrainerError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 PEAKS = {
     "B200": 2250e12,

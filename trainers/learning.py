@@ -19,8 +19,9 @@ import numpy as np
 
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.base import Algorithm, Scores
-from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.base import Backend, StepResult
+from millrace.trainers.backends.layout import ACTOR, CRITIC
+from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.batches.bins import ALLOCATORS
 from millrace.trainers.batches.packing import (
     ADVANTAGES,
@@ -36,9 +37,10 @@ from millrace.trainers.batches.packing import (
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.compatibility import fits, right_head, same_vocabulary
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.lora import Lora, merged, prepare
 from millrace.trainers.schedule import Schedule
-from millrace.trainers.state import State
+from millrace.trainers.weights.adapter import Lora
+from millrace.trainers.weights.lora import merge, prepare
+from millrace.trainers.weights.state import State
 
 log = logging.getLogger("millrace.learning")
 
@@ -127,7 +129,7 @@ class Trainer:
         if self.algorithm.critic is None:
             state = replace(state, critic=None)
         elif state.critic is None:
-            state = replace(state, critic=with_scalar_head(merged(state)))
+            state = replace(state, critic=with_scalar_head(merge(state)))
         fits(state)
         held = {role: self.held[role]() for role in self.algorithm.holds if self.backend.plays(role)}
         for role, other in held.items():
@@ -225,8 +227,8 @@ class Trainer:
                 micros = more if len(more) <= count else micros
             padding: list[list[Sample]] = [[]] * (count - len(micros))
             theta = version + index / len(minibatches)
-            made = [pack(micro, share=self.prefix_sharing) for micro in [*micros, *padding]]
-            packed.append([replace(micro, v_prox=version, v_theta=theta) for micro in made])
+            rows = [pack(micro, share=self.prefix_sharing) for micro in [*micros, *padding]]
+            packed.append([replace(micro, v_prox=version, v_theta=theta) for micro in rows])
         return packed
 
     def _cut(self, samples: Sequence[Sample], least: int = 1) -> list[list[Sample]]:
@@ -246,19 +248,19 @@ class Trainer:
         scores: dict[str, dict[Sample, Floats]] = {}
         for name in self.algorithm.needs:
             if name == VALUES:
-                found = [
+                split = [
                     _values(micro, v.numpy()) for micro, v in zip(micros, self.backend.values(micros), strict=True)
                 ]
             elif name == REWARD_MODEL:
-                said = self.backend.values(micros, REWARD_MODEL)
-                found = [_last(micro, v.numpy()) for micro, v in zip(micros, said, strict=True)]
+                scored_rows = self.backend.values(micros, REWARD_MODEL)
+                split = [_last(micro, v.numpy()) for micro, v in zip(micros, scored_rows, strict=True)]
             else:
                 role = ACTOR if name == PROXIMAL else name
                 scored = self.backend.score(micros, self.algorithm.temperature, role)
-                found = [micro.split(column) for micro, column in zip(micros, scored, strict=True)]
+                split = [micro.split(column) for micro, column in zip(micros, scored, strict=True)]
             nothing = np.zeros(int(name == VALUES), np.float32)
             scores[name] = {sample: nothing for sample in samples if not sample.trainable}
-            scores[name] |= {sample: row for rows in found for sample, row in rows.items()}
+            scores[name] |= {sample: row for rows in split for sample, row in rows.items()}
         return scores
 
     def _rewards(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
@@ -266,8 +268,8 @@ class Trainer:
         marks = rewards.scored(samples, scores[REWARD_MODEL])
         used = self.algorithm.earned(samples, scores)
         total = len({(s.group, s.trajectory) for s in samples})
-        told = [len(marks), math.fsum(marks.values()), len(used), math.fsum(used.values()), total]
-        marked, mark, counted, reward, every = self.backend.sum(told)
+        sums = [len(marks), math.fsum(marks.values()), len(used), math.fsum(used.values()), total]
+        marked, mark, counted, reward, every = self.backend.sum(sums)
         return {
             "reward_model_mean": _ratio(mark, marked),
             "reward_used_mean": _ratio(reward, counted),
@@ -279,27 +281,27 @@ class Trainer:
     ) -> Report:
         micros = [micro for minibatch in packed for micro in minibatch]
         recorded = {s.trajectory: s.reward for s in samples}
-        known = [reward for reward in recorded.values() if reward is not None]
+        rewards = [reward for reward in recorded.values() if reward is not None]
         staleness = [(version - micro.versions)[micro.versions >= 0] for micro in micros]
         local = {
             "trainable": sum(micro.trainable for micro in micros),
             "kept": sum(float(micro.column(KEEP).sum()) for micro in micros),
             "aged": sum(ages.numel() for ages in staleness),
             "staleness": sum(float(ages.sum()) for ages in staleness),
-            "rewards": len(known),
-            "reward": math.fsum(known),
-            "unrewarded": len(recorded) - len(known),
+            "rewards": len(rewards),
+            "reward": math.fsum(rewards),
+            "unrewarded": len(recorded) - len(rewards),
             "pulling": sum(_pulling(micro) for micro in micros),
             "plain": sum(member.length for micro in micros for member in micro.members),
         }
-        mine = [0.0] * (3 * self.backend.data_world)
+        cells = [0.0] * (3 * self.backend.data_world)
         first = 3 * self.backend.data_rank
-        mine[first : first + 3] = [
+        cells[first : first + 3] = [
             len(recorded),
             sum(micro.length for micro in micros),
             len({s.seq for s in samples}),
         ]
-        summed = self.backend.sum([*local.values(), *mine])
+        summed = self.backend.sum([*local.values(), *cells])
         total = dict(zip(local, summed, strict=False))
         shares = [Share(*(int(x) for x in summed[i : i + 3])) for i in range(len(local), len(summed), 3)]
         (oldest_token,) = self.backend.max([max((float(a.max()) for a in staleness if a.numel()), default=0.0)])
@@ -359,15 +361,15 @@ def _last(micro: Packed, values: Floats) -> dict[Sample, Floats]:
 def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, float]:
     if not results:
         return {}
-    kept = math.fsum(result.sums["kept"] for result in results)
+    count = math.fsum(result.sums["kept"] for result in results)
     means = {
-        name: _ratio(math.fsum(result.sums[name] for result in results), kept)
+        name: _ratio(math.fsum(result.sums[name] for result in results), count)
         for name in algorithm.measures
         if name not in ("kept", "rejected")
     }
     if "rejected" in algorithm.measures:
         rejected = math.fsum(result.sums["rejected"] for result in results)
-        means["rejected_fraction"] = _ratio(rejected, kept + rejected)
+        means["rejected_fraction"] = _ratio(rejected, count + rejected)
     return {
         "loss": math.fsum(result.loss for result in results) / len(results),
         "grad_norm": math.fsum(result.grad_norm for result in results) / len(results),

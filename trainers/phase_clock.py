@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+COLLECTIVES = "collectives"
+"""The phase in which ranks exchange tensors."""
+
 
 class Clock:
     """Exclusive seconds by phase. `sync` runs before each reading; devices that work asynchronously need it."""

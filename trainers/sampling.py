@@ -74,15 +74,15 @@ def _bucket(
     for index in range(max_tokens):
         distribution = torch.log_softmax(logits.float() / temperature, -1)
         if generator is None:
-            chosen = distribution.argmax(-1, keepdim=True)
+            next_tokens = distribution.argmax(-1, keepdim=True)
         else:
-            chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
-        tokens.append(chosen[:, 0])
-        logprobs.append(distribution.gather(-1, chosen)[:, 0])
-        finished |= chosen[:, 0] == end
+            next_tokens = torch.multinomial(distribution.exp(), 1, generator=generator)
+        tokens.append(next_tokens[:, 0])
+        logprobs.append(distribution.gather(-1, next_tokens)[:, 0])
+        finished |= next_tokens[:, 0] == end
         if index + 1 == max_tokens or bool(finished.all()):
             break
-        logits = model(input_ids=chosen, past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(input_ids=next_tokens, past_key_values=cache, use_cache=True).logits[:, -1]
     replies = []
     for row, (ids_of, logprobs_of) in enumerate(
         zip(torch.stack(tokens, 1).tolist(), torch.stack(logprobs, 1).tolist(), strict=True)

@@ -48,7 +48,7 @@ class Schedule:
             return self.lr * (step + 1) / self.warmup
         if self.decay == "constant":
             return self.lr
-        left = 1.0 - min(1.0, (step - self.warmup) / (self.total - self.warmup))
+        remaining = 1.0 - min(1.0, (step - self.warmup) / (self.total - self.warmup))
         if self.decay == "cosine":
-            left = (1.0 - math.cos(math.pi * left)) / 2.0
-        return self.lr * (self.floor + (1.0 - self.floor) * left)
+            remaining = (1.0 - math.cos(math.pi * remaining)) / 2.0
+        return self.lr * (self.floor + (1.0 - self.floor) * remaining)

@@ -73,7 +73,7 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
         except Exception as error:
             said = _disk(error) if isinstance(error, OSError) else ""
-            if not said and not isinstance(error, _expected()):
+            if not said and not isinstance(error, MillraceError):
                 raise
             complain.print(f"[bold red]error:[/] {_plain(said or str(error))}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
@@ -104,15 +104,6 @@ def become_role(name: str) -> None:
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
-
-
-def _expected() -> tuple[type[Exception], ...]:
-    """The roots of every error that is raised on purpose, of packages that are loaded."""
-    roots: list[type[Exception]] = [MillraceError]
-    for module, name in (("millrace.schemas.errors", "SchemaError"), ("millrace.trainers.errors", "TrainerError")):
-        if module in sys.modules:
-            roots.append(getattr(sys.modules[module], name))
-    return tuple(roots)
 
 
 def _disk(error: OSError) -> str:

@@ -7,14 +7,14 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from millrace.apps.demo import sort_digits
 from millrace.consumers import scores
 from millrace.consumers.evaluation import Committed, committed
 from millrace.infra.config import Settings
@@ -31,14 +31,23 @@ from millrace.streams.reward.choose import ChosenVerifier, choose
 from millrace.trainers.evaluation.answering import answer, load
 from millrace.trainers.evaluation.estimators import Estimate, summary
 from millrace.trainers.offline.text import Encoder
-from millrace.trainers.tasks import sort_digits
 
-SORT = "sort-digits"
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Tasks that a name stands for, with the verifier of their own that gives an answer its reward. questions: of a
+    seed, at most so many, where 0 is the set's own number."""
+
+    questions: Callable[[int, int], list[dict[str, Any]]]
+    verify: Callable[[dict[str, Any], str], float]
+
+
+TASK_SETS = {"sort-digits": TaskSet(sort_digits.questions, sort_digits.judge)}
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """tasks: a file, a dataset directory, or sort-digits. count: questions at most; 0: all (256 of sort-digits).
+    """tasks: a file, a dataset directory, or one of TASK_SETS. count: questions at most; 0: all (256 of sort-digits).
     success: the reward from which an answer is right. version: of the configured policy, where `model` is None; -1:
     the newest. gateway: ask the configured gateway's engines instead."""
 
@@ -108,7 +117,7 @@ def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
     tasks = questions(options, asked=not (options.gateway and settings.rollout.agent))
-    verifier = SORT if options.tasks == SORT else options.verifier or settings.reward.verifier
+    verifier = options.tasks if options.tasks in TASK_SETS else options.verifier or settings.reward.verifier
     with Verdicts(settings, verifier, tasks) as judge:
         place, asked = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
     rewards: list[list[float | None]] = [[] for _ in tasks]
@@ -244,9 +253,8 @@ def _place(model: str, found: Committed) -> Answerer:
 
 def questions(options: EvaluationOptions, *, asked: bool = True) -> list[dict[str, Any]]:
     """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
-    if options.tasks == SORT:
-        chosen = islice(sort_digits.prompts(options.seed, evaluation=True), options.count or 256)
-        return [{"messages": [{"role": "user", "content": digits}]} for digits in chosen]
+    if options.tasks in TASK_SETS:
+        return TASK_SETS[options.tasks].questions(options.seed, options.count)
     source = open_tasks(Path(options.tasks))
     tasks = [source.task(index) for index in range(min(len(source), options.count or len(source)))]
     for index, task in enumerate(tasks):
@@ -272,9 +280,8 @@ class Verdicts:
         self._policy = settings.policy.name
         self._tasks = tasks
         self._written = [_written(task) for task in tasks]
-        self._pool: ChosenVerifier | None = None
-        if verifier != SORT:
-            self._pool = choose(settings.reward, verifier)
+        self._set = TASK_SETS.get(verifier)
+        self._pool: ChosenVerifier | None = None if self._set else choose(settings.reward, verifier)
 
     def __enter__(self) -> Verdicts:
         return self
@@ -285,8 +292,9 @@ class Verdicts:
 
     async def __call__(self, question: int, text: str, finished: bool) -> float | None:
         """The reward of an answer; None where the verifier failed."""
-        if self._pool is None:
-            return sort_digits.verify(self._tasks[question]["messages"][0]["content"], text) if finished else 0.0
+        if self._set is not None:
+            return self._set.verify(self._tasks[question], text) if finished else 0.0
+        assert self._pool is not None, "without a set of its own a verifier has a pool"
         return (await self._pool.judge(self._written[question], text, self._episode(question, finished))).value
 
     def _episode(self, question: int, finished: bool) -> dict[str, Any]:

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.apps.cli.training_flags import (
-    Alone,
-    Alpha,
-    Batch,
-    Bf16,
-    Budget,
-    Clip,
-    Data,
-    Decay,
-    Device,
-    Epochs,
-    Evaluate,
-    Fall,
-    Floor,
-    Holdout,
-    Keep,
-    Knobs,
-    Length,
-    Model,
-    Out,
-    Rank,
-    Rate,
-    Recompute,
-    Resume,
-    Save,
-    Seed,
-    Steps,
-    Strict,
-    Trackers,
-    Warmup,
-    knobs,
-)
+from millrace.apps.cli.training_flags import REQUIRED, parse_knobs, with_options
 from millrace.infra import telemetry_setup
+from millrace.trainers.offline.job import Job
+
+FIRST = ("model", "data", "out")
+_NAMES = [field.name for field in fields(Job)]
+TRAINING = _NAMES[_NAMES.index("knobs") : _NAMES.index("device")]
+"""what every command takes: the fields of a job from `knobs` to the one before `device`"""
+ADAPTER = ("lora_rank", "lora_alpha", "adapter_only")
+LAST = ("tracker", "device")
 
 
 class Preference(StrEnum):
@@ -58,165 +35,41 @@ class Divergence(StrEnum):
     REVERSE = "reverse"
 
 
-def sft(
-    context: typer.Context,
-    model: Model,
-    data: Data,
-    out: Out,
-    knob: Knobs = None,
-    steps: Steps = 0,
-    epochs: Epochs = 1,
-    batch: Batch = 32,
-    lr: Rate = 1e-5,
-    warmup: Warmup = 0,
-    decay: Fall = "constant",
-    floor: Floor = 0.0,
-    weight_decay: Decay = 0.0,
-    max_grad_norm: Clip = 1.0,
-    seed: Seed = 0,
-    budget: Budget = 16384,
-    max_length: Length = 0,
-    holdout: Holdout = 0.0,
-    evaluate_every: Evaluate = 0,
-    save_every: Save = 0,
-    keep: Keep = 2,
-    resume: Resume = False,
-    strict: Strict = False,
-    bf16: Bf16 = False,
-    checkpointing: Recompute = False,
-    lora_rank: Rank = 0,
-    lora_alpha: Alpha = 0,
-    adapter_only: Alone = False,
-    tracker: Trackers = None,
-    device: Device = None,
-) -> None:
+@with_options(*FIRST, *TRAINING, *ADAPTER, *LAST)
+def sft(context: typer.Context, **options: Any) -> None:
     """Learn to say what the rows say: {"messages": [...]}, {"prompt", "completion"} or {"tokens", "mask"}."""
-    _run("sft", context)
+    _run("sft", context, options)
 
 
+@with_options(*FIRST, "algorithm", "reference", *TRAINING, *ADAPTER, *LAST, lr=1e-6)
 def dpo(
     context: typer.Context,
-    model: Model,
-    data: Data,
-    out: Out,
     algorithm: Annotated[Preference, typer.Option(help="dpo or ipo")] = Preference.DPO,
-    reference: Annotated[
-        Path | None, typer.Option(help="frozen model to compare with; default: --model", exists=True, file_okay=False)
-    ] = None,
-    knob: Knobs = None,
-    steps: Steps = 0,
-    epochs: Epochs = 1,
-    batch: Batch = 32,
-    lr: Rate = 1e-6,
-    warmup: Warmup = 0,
-    decay: Fall = "constant",
-    floor: Floor = 0.0,
-    weight_decay: Decay = 0.0,
-    max_grad_norm: Clip = 1.0,
-    seed: Seed = 0,
-    budget: Budget = 16384,
-    max_length: Length = 0,
-    holdout: Holdout = 0.0,
-    evaluate_every: Evaluate = 0,
-    save_every: Save = 0,
-    keep: Keep = 2,
-    resume: Resume = False,
-    strict: Strict = False,
-    bf16: Bf16 = False,
-    checkpointing: Recompute = False,
-    lora_rank: Rank = 0,
-    lora_alpha: Alpha = 0,
-    adapter_only: Alone = False,
-    tracker: Trackers = None,
-    device: Device = None,
+    **options: Any,
 ) -> None:
     """Learn to prefer what was chosen over what was rejected: rows of {"prompt", "chosen", "rejected"}."""
-    _run(algorithm.value, context)
+    _run(algorithm.value, context, options)
 
 
-def reward_model(
-    context: typer.Context,
-    model: Model,
-    data: Data,
-    out: Out,
-    knob: Knobs = None,
-    steps: Steps = 0,
-    epochs: Epochs = 1,
-    batch: Batch = 32,
-    lr: Rate = 1e-5,
-    warmup: Warmup = 0,
-    decay: Fall = "constant",
-    floor: Floor = 0.0,
-    weight_decay: Decay = 0.0,
-    max_grad_norm: Clip = 1.0,
-    seed: Seed = 0,
-    budget: Budget = 16384,
-    max_length: Length = 0,
-    holdout: Holdout = 0.0,
-    evaluate_every: Evaluate = 0,
-    save_every: Save = 0,
-    keep: Keep = 2,
-    resume: Resume = False,
-    strict: Strict = False,
-    bf16: Bf16 = False,
-    checkpointing: Recompute = False,
-    tracker: Trackers = None,
-    device: Device = None,
-) -> None:
+@with_options(*FIRST, *TRAINING, *LAST)
+def reward_model(context: typer.Context, **options: Any) -> None:
     """Learn to score what was chosen above what was rejected: rows of {"prompt", "chosen", "rejected"}."""
-    _run("reward-model", context)
+    _run("reward-model", context, options)
 
 
+@with_options(*FIRST, "teacher", "direction", "on_policy", "max_tokens", *TRAINING, *ADAPTER, *LAST, teacher=REQUIRED)
 def distill(
     context: typer.Context,
-    model: Model,
-    data: Data,
-    out: Out,
-    teacher: Annotated[
-        Path, typer.Option(help="model to learn from, of the same vocabulary", exists=True, file_okay=False)
-    ],
     direction: Annotated[Divergence, typer.Option(help="forward or reverse")] = Divergence.FORWARD,
-    on_policy: Annotated[
-        bool, typer.Option("--on-policy", help="the student answers the prompts itself; replies are not read")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="of a reply of the student")] = 256,
-    knob: Knobs = None,
-    steps: Steps = 0,
-    epochs: Epochs = 1,
-    batch: Batch = 32,
-    lr: Rate = 1e-5,
-    warmup: Warmup = 0,
-    decay: Fall = "constant",
-    floor: Floor = 0.0,
-    weight_decay: Decay = 0.0,
-    max_grad_norm: Clip = 1.0,
-    seed: Seed = 0,
-    budget: Budget = 16384,
-    max_length: Length = 0,
-    holdout: Holdout = 0.0,
-    evaluate_every: Evaluate = 0,
-    save_every: Save = 0,
-    keep: Keep = 2,
-    resume: Resume = False,
-    strict: Strict = False,
-    bf16: Bf16 = False,
-    checkpointing: Recompute = False,
-    lora_rank: Rank = 0,
-    lora_alpha: Alpha = 0,
-    adapter_only: Alone = False,
-    tracker: Trackers = None,
-    device: Device = None,
+    **options: Any,
 ) -> None:
     """Learn a teacher's distributions, on replies that are given or on the student's own."""
-    _run(f"distill-{direction.value}", context)
+    _run(f"distill-{direction.value}", context, options)
 
 
-def _run(algorithm: str, context: typer.Context) -> None:
-    """Make a job of the command's own options, which are the job's fields, and run it."""
-    given: dict[str, Any] = {
-        name: value for name, value in context.params.items() if name not in ("knob", "algorithm", "direction")
-    }
-    trackers = given.pop("tracker") or []
-    given["knobs"] = knobs(context.params["knob"])
+def _run(algorithm: str, context: typer.Context, options: dict[str, Any]) -> None:
+    """Make a job of a command's options, and run it."""
+    trackers = options.pop("tracker") or []
+    options["knobs"] = parse_knobs(options["knobs"])
     telemetry_setup.setup(call(context).settings(), context.info_name or algorithm)
-    entry("millrace.apps.cli.training:train")(algorithm, given, trackers, console, complain)
+    entry("millrace.apps.cli.training:train")(algorithm, options, trackers, console, complain)

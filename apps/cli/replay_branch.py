@@ -9,24 +9,19 @@ import typer
 
 from millrace.apps.cli.context import call, entry
 from millrace.apps.cli.selecting import Places, Select, WhatIsLeft, query, read_places
-from millrace.apps.cli.training_flags import (
-    Batch,
-    Clip,
-    Decay,
-    Device,
-    Epochs,
-    Fall,
-    Floor,
-    Knobs,
-    Rate,
-    Seed,
-    Steps,
-    Warmup,
-    knobs,
-)
+from millrace.apps.cli.training_flags import parse_knobs, with_options
 from millrace.infra.errors import ConfigError
 
+TRAINING = (
+    *("knobs", "steps", "epochs", "batch", "lr", "warmup", "decay", "floor"),
+    *("weight_decay", "max_grad_norm", "seed"),
+)
 
+
+@with_options(
+    *("name", "from_version", "algorithm", "select", "places", "rewards", "teacher", *TRAINING),
+    *("save_every", "keep", "anyway", "what_is_left", "device"),
+)
 def branch(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="of the new policy")],
@@ -55,24 +50,13 @@ def branch(
     teacher: Annotated[
         Path | None, typer.Option(help="model to distill from, of the same vocabulary", exists=True, file_okay=False)
     ] = None,
-    knob: Knobs = None,
-    steps: Steps = 0,
-    epochs: Epochs = 1,
-    batch: Batch = 32,
-    lr: Rate = 1e-5,
-    warmup: Warmup = 0,
-    decay: Fall = "constant",
-    floor: Floor = 0.0,
-    weight_decay: Decay = 0.0,
-    max_grad_norm: Clip = 1.0,
-    seed: Seed = 0,
     save_every: Annotated[int, typer.Option(min=1, help="batches of a version")] = 10,
     keep: Annotated[int, typer.Option(min=1, help="newest versions whose files are kept, beside version 0")] = 2,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
     ] = False,
     what_is_left: WhatIsLeft = False,
-    device: Device = None,
+    **options: Any,
 ) -> None:
     """Train a new policy from the configured policy's history, with no engine running.
 
@@ -83,14 +67,23 @@ def branch(
     policy, `evaluate` scores it and `audit` proves it, with --set policy.name=NAME."""
     if select and places is not None:
         raise ConfigError("--select and --places both say what to learn from: give one of them")
-    apart = ("from_version", "algorithm", "select", "places", "knob")
-    options: dict[str, Any] = {each: value for each, value in context.params.items() if each not in apart}
-    options |= {"version": from_version, "method": algorithm, "knobs": knobs(knob)}
-    named = None if places is None else list(read_places(places))
+    listed = None if places is None else list(read_places(places))
     sql = query(select) if select else ""
     if places is not None:
         options["selection"] = f"places of {places.name}"
     elif sql:
         options["selection"] = entry("millrace.consumers.replay.asked:one")(sql)
-    made = entry("millrace.consumers.replay.branch.job:BranchOptions")(**options)
-    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), made, places=named, sql=sql)
+    options["knobs"] = parse_knobs(options["knobs"])
+    job = entry("millrace.consumers.replay.branch.job:BranchOptions")(
+        name,
+        version=from_version,
+        method=algorithm,
+        rewards=rewards,
+        teacher=teacher,
+        save_every=save_every,
+        keep=keep,
+        anyway=anyway,
+        what_is_left=what_is_left,
+        **options,
+    )
+    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), job, places=listed, sql=sql)

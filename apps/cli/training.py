@@ -13,13 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millrace.infra import telemetry
-from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.lora import Lora
-from millrace.trainers.offline.job import Job, run
-from millrace.trainers.offline.run import RunListener
+from millrace.trainers.offline.job import Job
+from millrace.trainers.offline.loop import RunListener
+from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
 from millrace.trainers.tracking.registry import open_trackers
+from millrace.trainers.weights.adapter import Lora
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 QUIET_S = 5.0
 """between two lines of numbers where there is no terminal"""
@@ -35,17 +36,17 @@ def train(
     algorithm: str, options: Mapping[str, Any], trackers: Sequence[str], console: Console, complain: Console
 ) -> None:
     """Run the job that the options describe, and say how it goes."""
-    given = dict(options)
-    rank, alpha, alone = (given.pop(name, 0) for name in ("lora_rank", "lora_alpha", "adapter_only"))
+    fields = dict(options)
+    rank, alpha, alone = (fields.pop(name, 0) for name in ("lora_rank", "lora_alpha", "adapter_only"))
     lora = Lora(rank, alpha or 2 * rank, publish="adapter" if alone else "merge") if rank else None
-    job = Job(algorithm, lora=lora, **given)
-    with ExitStack() as held:
-        screen = held.enter_context(TrainingScreen(algorithm, console, complain))
+    job = Job(algorithm, lora=lora, **fields)
+    with ExitStack() as stack:
+        screen = stack.enter_context(TrainingScreen(algorithm, console, complain))
         opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
         for tracker in opened:
-            held.callback(tracker.close)
-        written = run(job, trackers=opened, listener=screen)
-    console.print(f"wrote {written.path}", highlight=False, soft_wrap=True)
+            stack.callback(tracker.close)
+        version = run(job, trackers=opened, listener=screen)
+    console.print(f"wrote {version.path}", highlight=False, soft_wrap=True)
 
 
 class TrainingScreen(RunListener):
@@ -102,8 +103,8 @@ class TrainingScreen(RunListener):
             self._printed = time.monotonic()
             self._say(f"batch {step} of {self._steps}  {numbers}")
 
-    def saved(self, written: Checkpoint) -> None:
-        self._say(f"version {written.path.name}")
+    def saved(self, version: Checkpoint) -> None:
+        self._say(f"version {version.path.name}")
 
     def noted(self, text: str) -> None:
         self._complain.print(f"[yellow]{escape(text)}[/]", highlight=False, soft_wrap=True)

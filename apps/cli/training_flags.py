@@ -1,53 +1,89 @@
-"""Flags that every command that trains in one process takes, and `--knob`."""
+"""Options of the commands that train, made from the fields of `millrace.trainers.offline.job.Job`: a field says an
+option's name, type, default, bounds and help."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typing_extensions import Doc
 
 from millrace.infra.errors import ConfigError
+from millrace.trainers.offline.job import Bounds, Job
 
-Model = Annotated[Path, typer.Option(help="model to start from, in Hugging Face layout", exists=True, file_okay=False)]
-Data = Annotated[Path, typer.Option(help="JSONL file, or directory that `datasets` saved", exists=True)]
-Out = Annotated[Path, typer.Option(help="directory for the versions", file_okay=False)]
-Knobs = Annotated[
-    list[str] | None, typer.Option("--knob", metavar="KEY=VALUE", help="override a knob; may be repeated")
-]
-Steps = Annotated[int, typer.Option(min=0, help="batches in all; 0: as many as the epochs have")]
-Epochs = Annotated[int, typer.Option(min=1, help="times through the data")]
-Batch = Annotated[int, typer.Option(min=1, help="rows of a batch")]
-Rate = Annotated[float, typer.Option(help="learning rate of AdamW")]
-Warmup = Annotated[int, typer.Option(min=0, help="optimizer steps over which the learning rate rises to lr")]
-Fall = Annotated[str, typer.Option(help="how lr goes on until the last batch: constant, linear or cosine")]
-Floor = Annotated[float, typer.Option("--lr-floor", min=0, max=1, help="share of lr that linear and cosine fall to")]
-Decay = Annotated[float, typer.Option(min=0, help="weight decay of AdamW")]
-Clip = Annotated[float, typer.Option(help="gradients are clipped to this norm")]
-Seed = Annotated[int, typer.Option(min=0, help="of every random choice")]
-Budget = Annotated[int, typer.Option(min=1, help="tokens of one packed row of a forward pass")]
-Length = Annotated[int, typer.Option(min=0, help="longest sequence in tokens; 0: what the model takes")]
-Holdout = Annotated[float, typer.Option(min=0, max=0.99, help="share of the rows that is only measured on")]
-Evaluate = Annotated[int, typer.Option(min=0, help="batches between two measurements; 0: only before and after")]
-Save = Annotated[int, typer.Option(min=0, help="batches between two versions; 0: one every 5 minutes, and the last")]
-Keep = Annotated[int, typer.Option(min=1, help="newest versions whose files are kept")]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the newest version in --out")]
-Strict = Annotated[bool, typer.Option("--strict", help="end at the first row that cannot be used")]
-Trackers = Annotated[
-    list[str] | None,
-    typer.Option("--tracker", help="tensorboard, mlflow or wandb, beside the versions; may be repeated"),
-]
-Bf16 = Annotated[bool, typer.Option("--bf16", help="layers compute in bfloat16; weights and losses stay fp32")]
-Recompute = Annotated[bool, typer.Option("--activation-checkpointing", help="compute layers twice to save memory")]
-Rank = Annotated[int, typer.Option(min=0, help="learn an adapter (LoRA) of this rank only; 0: all weights")]
-Alpha = Annotated[int, typer.Option(min=0, help="scale of the adapter times its rank; 0: twice the rank")]
-Alone = Annotated[bool, typer.Option("--adapter-only", help="write adapters alone instead of merged weights")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")]
+MODEL: Mapping[str, Any] = {"exists": True, "file_okay": False}
+DETAILS: Mapping[str, Mapping[str, Any]] = {
+    "model": MODEL,
+    "reference": MODEL,
+    "teacher": MODEL,
+    "data": {"exists": True},
+    "out": {"file_okay": False},
+    "knobs": {"metavar": "KEY=VALUE"},
+}
+"""What only a command line says of an option."""
+SPELLINGS = {"knobs": "knob", "floor": "lr-floor", "checkpointing": "activation-checkpointing"}
+"""Options that have another name than their field."""
+REQUIRED = inspect.Parameter.empty
+"""the default of an option that must be given"""
 
 
-def knobs(pairs: Iterable[str] | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RunFlags:
+    """Options of a training from files that are no field of a job: the parts of its `lora`, and its trackers."""
+
+    lora_rank: Annotated[int, Bounds(0), Doc("learn an adapter (LoRA) of this rank only; 0: all weights")] = 0
+    lora_alpha: Annotated[int, Bounds(0), Doc("scale of the adapter times its rank; 0: twice the rank")] = 0
+    adapter_only: Annotated[bool, Doc("write adapters alone instead of merged weights")] = False
+    tracker: Annotated[list[str] | None, Doc("tensorboard, mlflow or wandb, beside the versions; may be repeated")] = (
+        None
+    )
+
+
+_FIELDS = {
+    field.name: (hint, REQUIRED if field.default is MISSING else field.default)
+    for owner in (Job, RunFlags)
+    for field, hint in zip(fields(owner), get_type_hints(owner, include_extras=True).values(), strict=True)
+}
+
+
+def with_options(*names: str, **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options, in this order. A name is of a parameter of the command itself, or of a field.
+    defaults: of fields whose own default is not the command's."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = inspect.signature(command, eval_str=True).parameters
+        options = [parameters.get(name) or _option(name, defaults) for name in ("context", *names)]
+        keywords = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
+        vars(command)["__signature__"] = inspect.Signature(keywords)
+        return command
+
+    return decorate
+
+
+def _option(name: str, defaults: Mapping[str, object]) -> inspect.Parameter:
+    hint, default = _FIELDS[name]
+    kind, *notes = get_args(hint)
+    if name == "knobs":
+        kind, default = list[str] | None, None
+    elif get_origin(kind) is Literal:
+        kind = str  # the job refuses another word, and says which there are
+    (text,) = (note.documentation for note in notes if isinstance(note, Doc))
+    bounds = next((note for note in notes if isinstance(note, Bounds)), Bounds())
+    spelling = f"--{SPELLINGS.get(name, name).replace('_', '-')}"
+    option = typer.Option(spelling, help=text, min=bounds.least, max=bounds.most, **DETAILS.get(name, {}))
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=defaults.get(name, default),
+        annotation=Annotated[kind, option],
+    )
+
+
+def parse_knobs(pairs: Iterable[str] | None) -> dict[str, Any]:
     """`key=value` pairs as knobs, each value JSON or else text. Raises ConfigError for one without an equals sign."""
     return dict(_knob(pair) for pair in pairs or [])
 

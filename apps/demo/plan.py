@@ -78,7 +78,7 @@ def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:
         "engine.max_model_len": 64,
         "engine.max_num_seqs": 64,
         "engine.kv_cache_mb": 64,
-        "rollout.agent": "millrace.producers.examples.sort_agent:agent",
+        "rollout.agent": "millrace.apps.demo.sort_agent:agent",
         "rollout.tasks": str(home / "tasks.jsonl"),
         "rollout.concurrency": 48,
         "rollout.ahead": 256,

@@ -15,8 +15,8 @@ def start(home: Path, seed: int, target: float = 0.2) -> tuple[int, float, float
     Returns SFT steps, sampled accuracy and seconds."""
     import torch
 
-    from millrace.trainers.tasks import sort_digits
-    from millrace.trainers.tiny import make_sort_policy
+    from millrace.apps.demo import sort_digits
+    from millrace.apps.demo.tiny import make_sort_policy
 
     torch.set_num_threads(1)  # a second thread only helps on idle cores, and here the broker starts beside it
     sort_digits.write_tasks(home / "tasks.jsonl", TASKS, seed)

@@ -18,7 +18,7 @@ from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Row
 from millrace.infra.versions import located
 from millrace.schemas.records import WeightVersion
-from millrace.trainers.manifest import is_plain
+from millrace.trainers.weights.manifest import is_plain
 
 MANIFEST = "manifest.json"
 INDEX = "model.safetensors.index.json"

@@ -27,19 +27,33 @@ from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.topics import full_name
 from millrace.infra.versions import located
 from millrace.schemas.records import LedgerEntry, WeightVersion
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends import fits
-from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.base import ACTOR, CRITIC, FROZEN
-from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.factory import check_model
+from millrace.trainers.backends.group import open_store
+from millrace.trainers.backends.layout import ACTOR, CRITIC, FROZEN, Layout
+from millrace.trainers.backends.models.build import random_state
 from millrace.trainers.backends.places import RolePlace
-from millrace.trainers.backends.stores import own_store
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.compatibility import suits
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.lora import Lora
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.adapter import Lora
+
+REHEARSAL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+"""A config.json of a model that any backend trains in milliseconds."""
 
 
 def build(
@@ -73,7 +87,7 @@ def build(
                 raise
             head = later
     host, group, identity = settings.learner.host, policy_names.group(settings), identify(settings)
-    store = own_store(host, STORE_TIMEOUT_S)
+    store = open_store(host, STORE_TIMEOUT_S)
     me = client_id(f"learner/{identity.shown}", host, store.port)
     return Parts(
         settings=settings,
@@ -156,8 +170,6 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
 def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
     """The same for a layout that needs peers, whose cells may be all that holds the model: a tiny one, alone. Raises
     ConfigError where a model does not divide as its layout says."""
-    from millrace.trainers import tiny
-
     actor, *others = layouts.chosen(learner)
     try:
         for place in (actor, *others):
@@ -165,13 +177,13 @@ def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
                 model = getattr(learner, role) if role in FROZEN else weights["uri"]
                 configuration = Path(model) / "config.json"
                 found = {configuration.name: configuration.read_bytes()} if configuration.is_file() else {}
-                fits.check(place.layout, found)
+                check_model(place.layout, found)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
     alone = layouts.made(learner, [RolePlace((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
     alone.form(0, 1, None, 60.0)
     trainer = Trainer(alone, algorithm("grpo", minibatches=1), Schedule(learner.lr))
-    trainer.load(tiny.random_state(0))
+    trainer.load(random_state(REHEARSAL))
     trainer.train([_sample(reward) for reward in (0.0, 1.0)], minibatches=[[0]], version=0)
     alone.tear_down()
 

@@ -15,8 +15,8 @@ from millrace.consumers.reloader.swap import swap
 from millrace.infra.engines.control import EngineControl, EngineState
 from millrace.infra.errors import ReloadError
 from millrace.schemas.labels import base_label, parse_label
-from millrace.trainers import manifest
 from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights import manifest
 
 
 @dataclass(frozen=True, slots=True)

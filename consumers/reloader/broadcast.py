@@ -18,9 +18,9 @@ from millrace.infra import faults
 from millrace.infra.engines.control import Broadcast, EngineControl
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError
 from millrace.schemas.records import WeightVersion
-from millrace.trainers.delta_files import WEIGHTS
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.tensorfile import slots
+from millrace.trainers.weights.delta_files import WEIGHTS
+from millrace.trainers.weights.tensorfile import slots
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from millrace.consumers.reloader.directory import Signature, check, is_served, l
 from millrace.infra import durable, faults
 from millrace.infra.errors import ReloadError
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import delta_files, manifest
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.manifest import Manifest
+from millrace.trainers.weights import delta_files, manifest
+from millrace.trainers.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from millrace.infra.errors import ReloadError
 from millrace.infra.versions import local
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import manifest, tensorfile
 from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights import manifest, tensorfile
 
 Signature = Mapping[str, tuple[str, tuple[int, ...]]]
 """tensor name -> (dtype, shape)"""

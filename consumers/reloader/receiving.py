@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from millrace.infra import faults
-from millrace.trainers import broadcast
+from millrace.trainers.weights import broadcast
 
 
 def receive(group: Mapping[str, Any], announced: Mapping[str, Any], rank: int = 1) -> dict[str, torch.Tensor]:
@@ -32,7 +32,7 @@ def receive(group: Mapping[str, Any], announced: Mapping[str, Any], rank: int = 
 
 
 def _fault(name: str) -> None:
-    """The points of `millrace.trainers.broadcast`, which knows no `infra`, under names that the list finds."""
+    """The points of `millrace.trainers.weights.broadcast`, which knows no `infra`, under names that the list finds."""
     match name:
         case "joining":
             faults.point("receiver.joining")

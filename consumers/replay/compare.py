@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from millrace.trainers import checkpoint
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 
 TOLERANCE = 1e-5
 """largest relative difference of the weights after one step in another layout, or with other libraries"""

@@ -32,7 +32,7 @@ from millrace.consumers.replay.orders import (
 from millrace.consumers.replay.process import serve
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
-from millrace.trainers.backends.stores import own_store
+from millrace.trainers.backends.group import open_store
 
 HERE = "127.0.0.1"
 PATIENCE_S = 30.0
@@ -46,7 +46,7 @@ class Crew:
     """At most `size` ranks. Use as a context."""
 
     def __init__(self, size: int, settings: Settings, context: BaseContext | None = None) -> None:
-        self._store = own_store(HERE, PATIENCE_S)
+        self._store = open_store(HERE, PATIENCE_S)
         self._keys = count()
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []

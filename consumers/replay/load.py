@@ -15,7 +15,7 @@ from millrace.consumers.replay.prove import linked
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry
-from millrace.trainers import manifest
+from millrace.trainers.weights import manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from millrace.consumers.learner.serve import prepare_process
 from millrace.consumers.replay.orders import Answer, Done, Failed, Order
 from millrace.infra.config import Settings
 from millrace.infra.errors import MillraceError
-from millrace.trainers.errors import TrainerError
 
 
 def serve(pipe: Connection, settings: Settings) -> None:
@@ -35,7 +34,7 @@ def serve(pipe: Connection, settings: Settings) -> None:
         answer: Answer
         try:
             answer = worker.obey(order)
-        except (MillraceError, TrainerError) as error:
+        except MillraceError as error:
             answer = Failed(str(error), meant=True)
         except Exception:
             answer = Failed(traceback.format_exc(), meant=False)

@@ -31,7 +31,7 @@ from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.infra.log.history.places import PlaceReader
-from millrace.trainers import manifest
+from millrace.trainers.weights import manifest
 
 Word = Literal["equal", "close", "differs", "unknown"]
 ANY = 2**31 - 1

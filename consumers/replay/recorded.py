@@ -19,8 +19,8 @@ from millrace.infra.log.history.ledger import entries
 from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.log.readable import readable
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion
-from millrace.trainers import manifest
 from millrace.trainers.errors import CheckpointError
+from millrace.trainers.weights import manifest
 
 
 @dataclass(frozen=True, slots=True)

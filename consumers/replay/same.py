@@ -20,7 +20,7 @@ from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry
-from millrace.trainers.backends.names import FROZEN
+from millrace.trainers.backends.layout import FROZEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from millrace.consumers.replay.orders import (
     TrainedStep,
     TrainStep,
 )
-from millrace.trainers import checkpoint
 from millrace.trainers.learning import Trainer
+from millrace.trainers.weights import checkpoint
 
 HERE = "127.0.0.1"
 

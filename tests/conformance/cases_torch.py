@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millrace.trainers.backends.compute import Compute
 from millrace.trainers.backends.parallel.schedules import GPIPE, INTERLEAVED
+from millrace.trainers.backends.torch.compute import Compute
 from tests.support.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case, Tolerance
 
 CI = {

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.torch.backend import TorchBackend
 from tests.support.conformance.cases import Case, model_state
 from tests.support.conformance.compare import Errors, row
 from tests.support.conformance.run import CLIP, Outcome, steps, train

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.layout import parse
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.weights import checkpoint
 from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Case, model_state
 from tests.support.conformance.compare import Errors, check, errors
 from tests.support.conformance.run import CLIP, STEPS, Outcome, steps, train, train_layout

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.base import ROLES
-from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.layout import parse_allocation
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.layout import ROLES, parse_allocation
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.weights import checkpoint
 from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Tolerance, model_state
 from tests.support.conformance.compare import check, errors
 from tests.support.conformance.run import CLIP, Outcome, train, train_layout

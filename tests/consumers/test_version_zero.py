@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from millrace.apps.demo import tiny
 from millrace.consumers import policy_names, version_zero
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.history import newest
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.trainers import checkpoint, manifest, tiny
 from millrace.trainers.errors import CheckpointError
+from millrace.trainers.weights import checkpoint, manifest
 from tests.support import chat_tokenizer
 from tests.support.feed import settings_for, start_policy
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from millrace.apps.cli.roles import ROLES
+from millrace.apps.demo import tiny
 from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.local_keys import login
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.schemas import codec
-from millrace.trainers import checkpoint, tiny
+from millrace.trainers.weights import checkpoint
 from tests.support.documents import DEPLOYMENT, RUN_BY, Block, all_blocks, reading
 from tests.support.newcomer import Newcomer, newcomer, wait, wait_for
 

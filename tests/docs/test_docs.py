@@ -19,7 +19,7 @@ from millrace.infra.faults import PACKAGES
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas.codec import BODIES
 from millrace.schemas.registry import current
-from millrace.trainers.backends.base import ROLES
+from millrace.trainers.backends.layout import ROLES
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
 
 TEXT = {page: page.read_text() for page in PAGES}

@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,9 +45,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGE = ROOT / "docs" / "imitate.md"
 SHOWN = blocks(PAGE)
-MAKE, PROVIDER, WORK = (block.text for block in SHOWN if block.language == "python")
+PROVIDER, WORK = (block.text for block in SHOWN if block.language == "python")
 COMMANDS = [command for block in SHOWN if block.language == "sh" for command in block.commands]
-OURS = [command for command in COMMANDS if RUN_BY[command] == IMITATE]
+MAKERS = [command for command in COMMANDS if command.startswith("python -m millrace.apps.demo.")]
+OURS = [command for command in COMMANDS if RUN_BY[command] == IMITATE and command not in MAKERS]
 run = CliRunner().invoke
 
 
@@ -105,7 +107,8 @@ def test_a_small_model_learns_a_provider_s_work_from_captured_traffic(
     (port,) = free_ports(1)
     (told,) = [block.text for block in SHOWN if block.language == "toml"]
     (tmp_path / "millrace.toml").write_text(told.replace("9100", str(port)))
-    exec(MAKE, {})
+    for command in MAKERS:
+        subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True)
     settings, bus = load(tmp_path / "millrace.toml"), MemoryBus({})
     bus.ensure_topics(settings.layout.specs())
     announce(settings, bus)

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
+from millrace.apps.demo import sort_digits
 from millrace.infra import connect
 from millrace.infra.process.net import LOCALHOST, free_ports
-from millrace.trainers import checkpoint, manifest
-from millrace.trainers.tasks import sort_digits
+from millrace.trainers.weights import checkpoint, manifest
 from tests.support import lessons
 from tests.support.documents import ROOT, RUN_BY, TRAINING, blocks
 

@@ -4,17 +4,21 @@ page says. The commands behind that are run by the tests that `RUN_BY` names."""
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.trainers import checkpoint, tiny
+from millrace.apps.demo import tiny
+from millrace.trainers.weights import checkpoint
 from tests.support.documents import ROOT, Block, blocks
 
 PAGE = ROOT / "docs" / "tutorial.md"
 SAVED = re.findall(r"[Ss]ave this as `(\w+\.py)`", PAGE.read_text())
+MAKER = "python -m millrace.apps.demo.tiny"
 PYTHON = [block for block in blocks(PAGE) if block.language == "python"]
 
 
@@ -34,8 +38,13 @@ def run(block: Block) -> None:
 
 @pytest.mark.slow
 def test_what_is_saved_passes_the_check_with_the_words_of_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "make_sort_policy", lambda path, progress: checkpoint.export(path, tiny.random_state(0)))
-    run(PYTHON[SAVED.index("make_model.py")])
+    monkeypatch.setattr(tiny, "make_sort_policy", lambda path, *_, **__: checkpoint.export(path, tiny.random_state(0)))
+    maker = typer.Typer()
+    maker.command()(tiny.main)
+    (command,) = [
+        each for block in blocks(PAGE) if block.language == "sh" for each in block.commands if each.startswith(MAKER)
+    ]
+    assert CliRunner().invoke(maker, shlex.split(command.removeprefix(MAKER))).exit_code == 0
     run(PYTHON[SAVED.index("make_tasks.py")])
     assert (home / "model" / "config.json").is_file()
     invoke = CliRunner().invoke

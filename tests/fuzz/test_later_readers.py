@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from millrace.infra.errors import LedgerError
+from millrace.infra.errors import LedgerError, SchemaError
 from tests.support.fuzz_counts import Part
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
@@ -64,6 +64,8 @@ def survives(reader: str, seed: str) -> str:
         may = (LedgerError,)
     try:
         READERS[reader](asked)
+    except SchemaError as error:
+        raise AssertionError(f"{reader} {seed}: no answer to what the codec refuses: {error!r}") from error
     except may as error:
         return type(error).__name__
     except Exception as error:

@@ -53,7 +53,7 @@ port = {port}
 [engine]
 url = "{engine}"
 [rollout]
-agent = "millrace.producers.examples.sort_agent:agent"
+agent = "millrace.apps.demo.sort_agent:agent"
 tasks = "tasks.jsonl"
 ahead = 2
 [learner]

@@ -33,7 +33,7 @@ from millrace.schemas.arrays import unpack
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.testing.world import CALM, World
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import Packed
 from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine

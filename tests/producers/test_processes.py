@@ -61,7 +61,7 @@ class Deployment:
             "MILLRACE_KAFKA__BOOTSTRAP": bootstrap,
             "MILLRACE_GATEWAY__PORT": str(self.port),
             "MILLRACE_ENGINE__URL": engine.url,
-            "MILLRACE_ROLLOUT__AGENT": "millrace.producers.examples.sort_agent:agent",
+            "MILLRACE_ROLLOUT__AGENT": "millrace.apps.demo.sort_agent:agent",
             "MILLRACE_ROLLOUT__TASKS": str(tasks),
             "MILLRACE_ROLLOUT__AHEAD": "4",
         }

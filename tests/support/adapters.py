@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint, lora
-from millrace.trainers.lora import B, Lora
+from millrace.trainers.weights import checkpoint, lora
+from millrace.trainers.weights.adapter import B, Lora
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_model
 
@@ -51,6 +51,6 @@ def adapter_differences(
     state = checkpoint.read(folder)
     assert state.adapter is not None
     model = AutoModelForCausalLM.from_pretrained(state.adapter.base, dtype=torch.float32).eval()
-    model.load_state_dict(dict(lora.merged(state).weights))
+    model.load_state_dict(dict(lora.merge(state).weights))
     found = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     return [abs(found[i, token].item() - value) for i, (token, value) in enumerate(zip(output, logprobs, strict=True))]

@@ -8,7 +8,7 @@ from millrace.infra.log.base import Bus, Outgoing
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WeightVersion, WorkerStatus
-from millrace.trainers import manifest
+from millrace.trainers.weights import manifest
 from tests.support.tiny_model import write_manifest
 
 NAMESPACE, POLICY = "reloader", "policy"

@@ -13,17 +13,18 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForTokenClassification, PretrainedConfig
 
-from millrace.trainers import checkpoint
-from millrace.trainers.backends import rows
-from millrace.trainers.backends.deepspeed import DeepSpeedBackend
-from millrace.trainers.backends.forward import ForwardPass
+from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.backends.megatron.config import architecture
-from millrace.trainers.backends.models import SCORE, build, configured, with_scalar_head
+from millrace.trainers.backends.models import rows
+from millrace.trainers.backends.models.build import SCORE, build, read_config, with_scalar_head
+from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
-from millrace.trainers.lora import TARGETS, B, Lora, attach, merged, prepare
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.adapter import TARGETS, B, Lora
+from millrace.trainers.weights.lora import attach, merge, prepare
+from millrace.trainers.weights.state import State
 
 VOCABULARY = 64
 LARGEST = 3_000_000
@@ -134,7 +135,7 @@ def samples(count: int = 4, seed: int = 0) -> list[Sample]:
 
 def plain_logprobs(state: State, batch: Packed) -> torch.Tensor:
     """float32[M] of plain `transformers`, eager, each sample alone."""
-    config = configured(json.loads(state.assets["config.json"]))
+    config = read_config(json.loads(state.assets["config.json"]))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     model.load_state_dict(state.weights, strict=False)
     model.tie_weights()
@@ -150,7 +151,7 @@ def plain_logprobs(state: State, batch: Packed) -> torch.Tensor:
 
 def plain_values(state: State, batch: Packed) -> torch.Tensor:
     """float32[T] of plain `transformers`' token classifier, eager, each sample alone."""
-    config = configured(json.loads(state.assets["config.json"]))
+    config = read_config(json.loads(state.assets["config.json"]))
     config.num_labels = 1
     model = AutoModelForTokenClassification.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     model.load_state_dict({name: w for name, w in state.weights.items() if name != SCORE}, strict=False)
@@ -233,7 +234,7 @@ def judge(kind: str, directory: Path) -> Verdict:
         attach(model, begun.adapter)
         with torch.no_grad():
             found = ForwardPass(model.eval(), batch).tokens(1.0)[0]
-        return model, _far(found, plain_logprobs(merged(begun), batch))
+        return model, _far(found, plain_logprobs(merge(begun), batch))
 
     def reward() -> tuple[Any, float]:
         scalar = with_scalar_head(state)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from millrace.apps.demo import sort_digits, tiny
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.learner.group.identity import Identity
@@ -30,11 +31,11 @@ from millrace.infra.log.history import newest
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint, tiny
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.sampling import SampledReply, sample
-from millrace.trainers.tasks import sort_digits
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.checkpoint import Checkpoint
 from tests.support.feed import feed
 
 

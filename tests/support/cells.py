@@ -14,7 +14,7 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import Learners, Place, entries, until, version
 

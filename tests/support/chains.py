@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import delta_files
-from millrace.trainers.tensorfile import open_file
+from millrace.trainers.weights import delta_files
+from millrace.trainers.weights.tensorfile import open_file
 from tests.support.announced import weight_event
 from tests.support.tiny_model import write_manifest
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from millrace.trainers.offline.job import Job, run
+from millrace.trainers.offline.job import Job
+from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker
 
 

@@ -55,7 +55,8 @@ def start_policy(
     settings: Settings, bus: Bus, folder: Path, seed: int = 0, heads: int = 3, model: Path | None = None
 ) -> WeightVersion:
     """Create topics and version 0 from `model`, else from a tiny random one with so many attention heads."""
-    from millrace.trainers import checkpoint, tiny
+    from millrace.apps.demo import tiny
+    from millrace.trainers.weights import checkpoint
 
     bus.ensure_topics(settings.layout.specs())
     if model is not None:

@@ -19,7 +19,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name
 from millrace.schemas import codec
 from millrace.schemas.records import LedgerEntry, WeightVersion
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 Group = tuple[str, Sequence[Place]]
 CHOICE = BranchChoice("best", "d" * 64, 3, None, None)

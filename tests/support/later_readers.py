@@ -33,7 +33,7 @@ from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.command import explain_in
 from millrace.consumers.why.read import PolicyTopics
 from millrace.infra.config import load
-from millrace.infra.errors import LookError, MillraceError
+from millrace.infra.errors import LookError, MillraceError, SchemaError
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.archiver import Archiver
 from millrace.infra.log.archive.bus import ArchivedBus
@@ -160,6 +160,8 @@ def proven(asked: Asked) -> Any:
             try:
                 found.append([one.trajectory for one in prover.material(version, settings, 2).samples])
             except MillraceError as error:
+                if isinstance(error, SchemaError):
+                    raise
                 found.append(f"{number}: {error}")
     return found
 

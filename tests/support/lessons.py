@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from millrace.trainers import checkpoint, tiny
-from millrace.trainers.tasks import sort_digits
+from millrace.apps.demo import sort_digits, tiny
+from millrace.trainers.weights import checkpoint
 
 
 def untrained(directory: Path, seed: int = 0) -> Path:

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from millrace.infra import errors
 from millrace.producers import client, tools
+from millrace.schemas import errors as of_records
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 OF_TOOLS = ("tool", "active")
@@ -73,9 +74,9 @@ def callable_of(value: Any) -> Any:
 
 
 def kinds(module: Any) -> list[type[Exception]]:
-    """The errors that a module defines, in its order."""
+    """The errors that a module defines, and the codec's where it names them, in its order."""
     found = [of for of in vars(module).values() if inspect.isclass(of) and issubclass(of, Exception)]
-    return [of for of in found if of.__module__ == module.__name__]
+    return [of for of in found if of.__module__ in (module.__name__, of_records.__name__)]
 
 
 def line(name: str, method: Any) -> str:

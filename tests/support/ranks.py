@@ -18,7 +18,7 @@ import torch
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from tests.support import forked
 
 Job = Callable[..., Any]

@@ -9,8 +9,8 @@ import torch
 
 from millrace.infra.engines.control import Broadcast
 from millrace.infra.errors import EngineError
-from millrace.trainers import broadcast
 from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights import broadcast
 from tests.consumers.reloader.conftest import ScriptedEngine
 
 

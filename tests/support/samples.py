@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.trainers.batches.allocation import ReadyGroup
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 VOCABULARY = 64
 

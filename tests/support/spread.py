@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from millrace.trainers.backends.forward import ForwardPass
-from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.forward import ForwardPass
+from millrace.trainers.backends.models.stages import name_of
 from millrace.trainers.backends.parallel import context as cp
 from millrace.trainers.backends.parallel import pipeline as pp
-from millrace.trainers.backends.parallel.stages import name_of
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import Packed
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 """Log-probabilities, entropies, squared norms of distributions, and gradients by name of a weighed sum of them."""

@@ -14,15 +14,15 @@ from torch.distributed.distributed_c10d import Store
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.backends.base import Backend
-from millrace.trainers.backends.compute import Compute
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.backends.layout import parse
-from millrace.trainers.backends.models import SCORE, with_scalar_head
+from millrace.trainers.backends.models.build import SCORE, with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches.allocation import plan
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 from tests.support.ranks import descriptors, gloo_threads
 from tests.support.samples import groups_of, random_samples, small_state
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.trainers import manifest
-from millrace.trainers.manifest import Manifest
+from millrace.trainers.weights import manifest
+from millrace.trainers.weights.manifest import Manifest
 
 VOCAB = 512
 EOS = 2

@@ -34,7 +34,7 @@ from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.testing.events import Episode
 from millrace.testing.world import NAMESPACE, Chances, World
 from millrace.trainers.learning import Share
-from millrace.trainers.manifest import Manifest, subset_hash
+from millrace.trainers.weights.manifest import Manifest, subset_hash
 from tests.support import histories
 from tests.support.histories import make_world
 from tests.support.players import POLICY, SECOND, Crew, Learner, Life, Loader, Plan

@@ -10,12 +10,12 @@ from torch.distributed.distributed_c10d import Store
 
 from millrace.trainers.algorithms.base import Algorithm, Sums
 from millrace.trainers.algorithms.sft import Sft
-from millrace.trainers.backends.deepspeed import DeepSpeedBackend
-from millrace.trainers.backends.fsdp import Adam
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 from tests.support.ranks import descriptors, gloo_threads, meet
 from tests.support.samples import random_samples
 from tests.support.steps import HELD, train_share

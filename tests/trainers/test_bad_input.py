@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm, policy
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.compatibility import suits
 from millrace.trainers.errors import BadConfiguration, BadSample, CheckpointError
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
 

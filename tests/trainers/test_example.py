@@ -6,7 +6,8 @@ import textwrap
 from pathlib import Path
 
 from millrace import trainers
-from millrace.trainers import checkpoint, tiny
+from millrace.apps.demo import tiny
+from millrace.trainers.weights import checkpoint
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

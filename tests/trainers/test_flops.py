@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from millrace.trainers import flops, tiny
+from millrace.apps.demo import tiny
+from millrace.trainers import flops
 
 
 def test_a_token_costs_six_times_the_weights_it_meets() -> None:

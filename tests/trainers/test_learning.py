@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm, names, policy
 from millrace.trainers.algorithms.sft import Sft
-from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.models.build import with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, BadSample
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support.former_grpo import FormerGrpo
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, train_share

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.objectives import curve
-from millrace.trainers import checkpoint, tiny
-from millrace.trainers.state import State
+from millrace.apps.demo import tiny
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.fsdp import TorchBackend
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.models.build import with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import ADVANTAGES, KEEP, REWARD_MODEL, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, reward_model, train, train_share

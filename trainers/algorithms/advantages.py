@@ -84,9 +84,9 @@ def turn_gae(
     if not len(starts):
         return np.zeros(0), np.zeros(0)
     earned, first = np.add.reduceat(rewards, starts), values[starts]
-    found = gae(earned, first, counts, discount=discount, lam=lam, bootstrap=bootstrap)
+    by_turn_estimate = gae(earned, first, counts, discount=discount, lam=lam, bootstrap=bootstrap)
     sizes = np.diff([*starts, len(rewards)])
-    return np.repeat(found, sizes), np.repeat(found + first, sizes)
+    return np.repeat(by_turn_estimate, sizes), np.repeat(by_turn_estimate + first, sizes)
 
 
 def lambdas(kind: str, value: float, lengths: Ints) -> F64:

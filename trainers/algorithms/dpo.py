@@ -72,13 +72,13 @@ class Dpo(TokenAlgorithm):
         else:
             losses = -F.logsigmoid(self.beta * (chosen - rejected))
         with torch.no_grad():
-            ours, theirs = self.beta * chosen.detach(), self.beta * rejected.detach()
+            chosen_reward, rejected_reward = self.beta * chosen.detach(), self.beta * rejected.detach()
             sums = {
                 "kept": pairs.sum(),
-                "chosen_reward": ours[pairs].sum(),
-                "rejected_reward": theirs[pairs].sum(),
-                "reward_accuracy": (ours > theirs)[pairs].sum(),
-                "reward_margin": (ours - theirs)[pairs].sum(),
+                "chosen_reward": chosen_reward[pairs].sum(),
+                "rejected_reward": rejected_reward[pairs].sum(),
+                "reward_accuracy": (chosen_reward > rejected_reward)[pairs].sum(),
+                "reward_margin": (chosen_reward - rejected_reward)[pairs].sum(),
             }
         return losses[pairs].sum(), sums
 

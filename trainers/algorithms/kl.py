@@ -37,6 +37,6 @@ def bernoulli(logp: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """max(KL(P, Q), KL(Q, P)) of the Bernoulli variables "this token or another", probabilities clamped to [1e-8, 1 -
     1e-8], in float64 (1 - 1e-8 is 1 in float32)."""
     p, q = (torch.exp(x.double()).clamp(TINY, 1 - TINY) for x in (logp, base))
-    ours = p * torch.log(p / q) + (1 - p) * torch.log((1 - p) / (1 - q))
-    theirs = q * torch.log(q / p) + (1 - q) * torch.log((1 - q) / (1 - p))
-    return torch.maximum(ours, theirs).to(logp.dtype)
+    forward = p * torch.log(p / q) + (1 - p) * torch.log((1 - p) / (1 - q))
+    reverse = q * torch.log(q / p) + (1 - q) * torch.log((1 - q) / (1 - p))
+    return torch.maximum(forward, reverse).to(logp.dtype)

@@ -58,9 +58,9 @@ def first_dropped(moments: NDArray[np.float32], threshold: float, reduce: Reduce
         counts_to, sums_to = count + np.cumsum(total[:256]), amount + np.cumsum(total[256:])
         over = np.flatnonzero((total[:256] > 0) & (sums_to >= threshold * counts_to))
         above = above or not len(over)
-        chosen = 255 if above else int(over[0])
-        count, amount = counts_to[chosen] - total[chosen], sums_to[chosen] - total[256 + chosen]
-        prefix = prefix << 8 | chosen
+        bucket = 255 if above else int(over[0])
+        count, amount = counts_to[bucket] - total[bucket], sums_to[bucket] - total[256 + bucket]
+        prefix = prefix << 8 | bucket
     if above:
         return np.float32(np.inf), False
     return np.uint32(prefix).view(np.float32), count == 0

@@ -76,15 +76,15 @@ VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
 def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
     """`knobs` under our names. Raises BadConfiguration for names that are gone, and where two names say one thing."""
     out: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name, value in knobs.items():
         if name in GONE:
             raise BadConfiguration(f"knob {name} no longer exists: {GONE[name]}")
-        for ours, meant in _ours(name, value):
-            if ours in said:
-                raise BadConfiguration(f"{said[ours]} and {name} are one knob; keep one of them")
-            said[ours] = name
-            out[ours] = VALUES.get(ours, {}).get(meant, meant) if isinstance(meant, str) else meant
+        for knob, meant in _translations(name, value):
+            if knob in sources:
+                raise BadConfiguration(f"{sources[knob]} and {name} are one knob; keep one of them")
+            sources[knob] = name
+            out[knob] = VALUES.get(knob, {}).get(meant, meant) if isinstance(meant, str) else meant
     if "eps_clip" in knobs and "clip_high" not in out:
         out["clip_high"] = None
     return out
@@ -96,22 +96,22 @@ def check_group_size(name: str, size: int) -> None:
         raise BadConfiguration(f"{name} learns from pairs, and groups of {size} are none: set [policy] group_size to 2")
 
 
-def check_switches(name: str, knobs: Mapping[str, Any], made: Mapping[str, Any]) -> None:
+def check_switches(name: str, knobs: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Raises BadConfiguration for a switch among `knobs` that changed nothing and is not so in what was made of
     them."""
     for objective in ("sapo", "cispo"):
-        if knobs.get(f"use_{objective}_loss") is False and made.get("objective") == objective:
+        if knobs.get(f"use_{objective}_loss") is False and values.get("objective") == objective:
             raise BadConfiguration(
                 f"use_{objective}_loss is false, and {name} sets objective = {objective}: leave it out"
             )
-    if knobs.get("overlong_reward_penalty") is True and not made.get("overlong_tokens"):
+    if knobs.get("overlong_reward_penalty") is True and not values.get("overlong_tokens"):
         raise BadConfiguration(
             "overlong_reward_penalty needs overlong_tokens: how many before max_new_tokens it begins"
         )
 
 
-def _ours(name: str, value: Any) -> list[tuple[str, Any]]:
+def _translations(name: str, value: Any) -> list[tuple[str, Any]]:
     if name in SWITCHES and isinstance(value, bool):
-        sets, ours, meant = SWITCHES[name]
-        return [(ours, meant)] if value is sets else []
+        sets, knob, meant = SWITCHES[name]
+        return [(knob, meant)] if value is sets else []
     return [(RENAMED.get(name, name), value)]

@@ -81,12 +81,12 @@ def _level(value: Any) -> Any:
 
 
 def _checked(table: Mapping[str, Any]) -> dict[str, Any]:
-    known = [field.name for field in fields(Norm)]
+    names = [field.name for field in fields(Norm)]
     for name in table:
         if name == "group_size":
             raise BadConfiguration("a normalisation has no group_size: groups carry their own sizes; leave it out")
-        if name not in known:
-            raise BadConfiguration(f"a normalisation has no {name!r}; choose from {', '.join(known)}")
+        if name not in names:
+            raise BadConfiguration(f"a normalisation has no {name!r}; choose from {', '.join(names)}")
     return {name: _level(value) if name.endswith("_level") else value for name, value in table.items()}
 
 
@@ -99,26 +99,26 @@ def normalise(
     reduce: Reduce = alone,
 ) -> NDArray[np.float64]:
     """values float64[n], the group of each, mask bool[n] -> float64[n]. All masked: unchanged."""
-    kept = np.ones(len(values), bool) if mask is None else np.asarray(mask, bool)
+    counted = np.ones(len(values), bool) if mask is None else np.asarray(mask, bool)
     of_group: dict[str, list[int]] = {}
-    for index in np.flatnonzero(kept):
+    for index in np.flatnonzero(counted):
         of_group.setdefault(groups[index], []).append(int(index))
     members = [np.array(indices) for indices in of_group.values()]
-    mean = _means(values, kept, members, norm, reduce)
-    divisor = _divisors(values, kept, members, norm, reduce)
-    if len(values) and not kept.any():
+    mean = _means(values, counted, members, norm, reduce)
+    divisor = _divisors(values, counted, members, norm, reduce)
+    if len(values) and not counted.any():
         return values
     out = np.zeros(len(values))
-    out[kept] = ((values - mean) / divisor)[kept]
+    out[counted] = ((values - mean) / divisor)[counted]
     return out
 
 
 def _means(
-    values: NDArray[np.float64], kept: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     mean = np.zeros(len(values))
     if norm.mean_level == "batch":
-        total, count = reduce([math.fsum(values[kept]), float(kept.sum())])
+        total, count = reduce([math.fsum(values[counted]), float(counted.sum())])
         if norm.mean_leave1out:
             mean[:] = (total - values) / (count - 1) if count > 1 else values
         else:
@@ -134,14 +134,14 @@ def _means(
 
 
 def _divisors(
-    values: NDArray[np.float64], kept: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     divisor = np.ones(len(values))
     if norm.std_level == "batch":
         # Two passes: the sum of squares less the square of the sum would lose what is small beside the mean.
-        total, count = reduce([math.fsum(values[kept]), float(kept.sum())])
+        total, count = reduce([math.fsum(values[counted]), float(counted.sum())])
         mean = total / count if count else 0.0
-        (squares,) = reduce([math.fsum((values[kept] - mean) ** 2)])
+        (squares,) = reduce([math.fsum((values[counted] - mean) ** 2)])
         divisor[:] = _std(squares, count, norm) + norm.eps
     elif norm.std_level == "group":
         for indices in members:

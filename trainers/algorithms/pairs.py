@@ -47,11 +47,11 @@ def paired(samples: Sequence[Sample], oldest: int | None) -> Weights:
 def _sides(trajectories: dict[str, list[Sample]], oldest: int | None) -> dict[str, float]:
     rewards = {name: lineages[0].reward for name, lineages in trajectories.items()}
     alive = all(any(fresh(s, oldest).any() for s in lineages) for lineages in trajectories.values())
-    known = {name: reward for name, reward in rewards.items() if reward is not None}
-    if len(known) < 2 or not alive or len(set(known.values())) < 2:
+    marks = {name: reward for name, reward in rewards.items() if reward is not None}
+    if len(marks) < 2 or not alive or len(set(marks.values())) < 2:
         return {}
-    best = max(known, key=lambda name: known[name])
-    return {name: 1.0 if name == best else -1.0 for name in known}
+    best = max(marks, key=lambda name: marks[name])
+    return {name: 1.0 if name == best else -1.0 for name in marks}
 
 
 def group_sums(values: torch.Tensor, batch: Packed) -> torch.Tensor:

@@ -92,14 +92,14 @@ class PolicyGradient(TokenAlgorithm):
     @property
     def needs(self) -> tuple[str, ...]:
         k = self.knobs
-        wanted = {
+        roles = {
             PROXIMAL: k.needs_proximal,
             REFERENCE: k.needs_reference,
             TEACHER: k.teacher_coef > 0,
             VALUES: k.critic,
             REWARD_MODEL: k.reward_model_coef > 0,
         }
-        return tuple(name for name, needed in wanted.items() if needed)
+        return tuple(name for name, needed in roles.items() if needed)
 
     @property
     def critic(self) -> Algorithm | None:
@@ -115,27 +115,27 @@ class PolicyGradient(TokenAlgorithm):
         """Dynamic sampling: groups with at least two different rewards."""
         if not self.knobs.dynamic_sampling:
             return list(samples)
-        seen: dict[str, set[float]] = {}
+        rewards: dict[str, set[float]] = {}
         for sample in samples:
             if sample.reward is not None:
-                seen.setdefault(sample.group, set()).add(sample.reward)
-        return [sample for sample in samples if len(seen.get(sample.group, ())) > 1]
+                rewards.setdefault(sample.group, set()).add(sample.reward)
+        return [sample for sample in samples if len(rewards.get(sample.group, ())) > 1]
 
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        k, found = self.knobs, dict(scores or {})
+        k, scored = self.knobs, dict(scores or {})
         ordered = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
         lengths = np.array([s.trainable for s in ordered], np.int64)
-        earned = self.earned(ordered, found)
+        earned = self.earned(ordered, scored)
         outcomes = self._outcomes(ordered, earned, reduce)
         keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in earned) for s in ordered], bool)
         behaviour = _flat([s.logprobs[s.mask != 0] for s in ordered], np.float32)
-        old = _scored(found, PROXIMAL, ordered) if k.needs_proximal and found else behaviour
-        rewards = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, found), lengths, outcomes)
+        old = _scored(scored, PROXIMAL, ordered) if k.needs_proximal and scored else behaviour
+        rewards = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, scored), lengths, outcomes)
         values, last = np.zeros(len(old)), np.zeros(len(ordered))
         if k.critic:
-            every = _scored(found, VALUES, ordered).astype(np.float64)
+            every = _scored(scored, VALUES, ordered).astype(np.float64)
             ends = np.cumsum(lengths + 1) - 1
             values, last = np.delete(every, ends), every[ends]
         advantages, returns = self._estimate(ordered, rewards, values, lengths, last)
@@ -143,13 +143,13 @@ class PolicyGradient(TokenAlgorithm):
             groups = [s.group for s, n in zip(ordered, lengths, strict=True) for _ in range(n)]
             advantages = normalise(advantages, groups, k.advantage_norm, mask=keep, reduce=reduce)
         if k.m2_threshold is not None:
-            keep = second_moment(behaviour, _scored(found, PROXIMAL, ordered), keep, k.m2_threshold, reduce)
+            keep = second_moment(behaviour, _scored(scored, PROXIMAL, ordered), keep, k.m2_threshold, reduce)
         columns = {ADVANTAGES: advantages, KEEP: keep}
         if k.critic:
             columns |= {RETURNS: returns, VALUES: values}
         for name in self.needs:
-            if name in found and name not in (VALUES, REWARD_MODEL):
-                columns[name] = _scored(found, name, ordered)
+            if name in scored and name not in (VALUES, REWARD_MODEL):
+                columns[name] = _scored(scored, name, ordered)
         return _by_sample(ordered, lengths, columns)
 
     def earned(self, samples: Sequence[Sample], scores: Scores) -> Earned:
@@ -164,22 +164,25 @@ class PolicyGradient(TokenAlgorithm):
     def _outcomes(self, ordered: Sequence[Sample], earned: Earned, reduce: Reduce) -> adv.F64:
         """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
         k = self.knobs
-        chosen = sorted(earned)
-        rewards = np.array([earned[key] for key in chosen], np.float64)
+        trajectories = sorted(earned)
+        rewards = np.array([earned[key] for key in trajectories], np.float64)
         if k.overlong_tokens:
             longest: dict[str, int] = {}
             for sample in ordered:
                 longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
-            sizes = np.array([longest[trajectory] for _, trajectory in chosen], np.float64)
+            sizes = np.array([longest[trajectory] for _, trajectory in trajectories], np.float64)
             rewards = rewards + adv.overlong_penalty(
                 sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
             )
         rewards = adv.shaped(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
         if k.reward_norm is not None:
-            rewards = normalise(rewards, [group for group, _ in chosen], k.reward_norm, reduce=reduce)
-        known = dict(zip(chosen, rewards.tolist(), strict=True))
+            rewards = normalise(rewards, [group for group, _ in trajectories], k.reward_norm, reduce=reduce)
+        by_trajectory = dict(zip(trajectories, rewards.tolist(), strict=True))
         return np.array(
-            [0.0 if s.truncated and k.mask_truncated else known.get((s.group, s.trajectory), 0.0) for s in ordered],
+            [
+                0.0 if s.truncated and k.mask_truncated else by_trajectory.get((s.group, s.trajectory), 0.0)
+                for s in ordered
+            ],
             np.float64,
         )
 
@@ -203,8 +206,8 @@ class PolicyGradient(TokenAlgorithm):
         bootstrap = np.where(goes_on, last, 0.0)
         if k.gae_unit == "turn":
             return adv.turn_gae(earned, values, turns, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
-        found = adv.gae(earned, values, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
-        return found, found + values
+        advantages = adv.gae(earned, values, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
+        return advantages, advantages + values
 
     # ---- in the step
 

@@ -29,31 +29,31 @@ def names() -> list[str]:
 def algorithm(name: str, **knobs: Any) -> Algorithm:
     """The algorithm called `name`, its preset overridden by `knobs`. Unknown names are refused with the nearest valid
     one."""
-    chosen = ALIASES.get(name.lower(), name.lower())
-    if chosen in PRESETS:
-        return policy(chosen, **knobs)
-    if chosen not in OTHERS:
+    canonical = ALIASES.get(name.lower(), name.lower())
+    if canonical in PRESETS:
+        return policy(canonical, **knobs)
+    if canonical not in OTHERS:
         raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, [*names(), *ALIASES])}")
-    other = OTHERS[chosen]
+    other = OTHERS[canonical]
     defaults = {field.name: field.default for field in fields(other.kind)}
-    _known(chosen, knobs, defaults)
+    _check_names(canonical, knobs, defaults)
     return other.kind(
-        **{**other.knobs, **{knob: _checked(knob, value, defaults[knob]) for knob, value in knobs.items()}}
+        **{**other.knobs, **{knob: _check_value(knob, value, defaults[knob]) for knob, value in knobs.items()}}
     )
 
 
 def policy(name: str, **knobs: Any) -> PolicyGradient:
     """One of the policy-gradient family."""
-    known = {field.name for field in fields(Knobs)}
-    given = translate(knobs)
-    _known(name, given, known | RENAMED.keys())
-    made = {**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in given.items()}}
-    check_switches(name, knobs, made)
-    return PolicyGradient(Knobs(**made), name)
+    options = {field.name for field in fields(Knobs)}
+    overrides = translate(knobs)
+    _check_names(name, overrides, options | RENAMED.keys())
+    values = {**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in overrides.items()}}
+    check_switches(name, knobs, values)
+    return PolicyGradient(Knobs(**values), name)
 
 
-def _known(name: str, knobs: Mapping[str, Any], known: Iterable[str]) -> None:
-    options = list(known)
+def _check_names(name: str, knobs: Mapping[str, Any], choices: Iterable[str]) -> None:
+    options = list(choices)
     for knob in knobs:
         if knob not in options:
             raise BadConfiguration(f"{name} has no knob {knob!r}{_nearest(knob, options)}")
@@ -68,11 +68,11 @@ def _value(knob: str, value: Any) -> Any:
         return None
     default = Knobs.__dataclass_fields__[knob].default
     if knob in NULLABLE:
-        return value if value is None else _checked(knob, value, 1.0)
-    return _checked(knob, value, default)
+        return value if value is None else _check_value(knob, value, 1.0)
+    return _check_value(knob, value, default)
 
 
-def _checked(knob: str, value: Any, default: Any) -> Any:
+def _check_value(knob: str, value: Any, default: Any) -> Any:
     match default:
         case bool():
             right = isinstance(value, bool)
@@ -87,7 +87,7 @@ def _checked(knob: str, value: Any, default: Any) -> Any:
     return value
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    options = sorted(known)
+def _nearest(word: str, words: Iterable[str]) -> str:
+    options = sorted(words)
     close = difflib.get_close_matches(word, options, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; choose one of {', '.join(options)}"

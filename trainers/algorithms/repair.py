@@ -76,10 +76,10 @@ class Rejection:
             case Rejection():
                 return value
             case Mapping():
-                known = [field.name for field in fields(cls)]
+                names = [field.name for field in fields(cls)]
                 for name in value:
-                    if name not in known:
-                        raise BadConfiguration(f"rejection has no {name!r}; choose from {', '.join(known)}")
+                    if name not in names:
+                        raise BadConfiguration(f"rejection has no {name!r}; choose from {', '.join(names)}")
                 return cls(**value)
         raise BadConfiguration(f'rejection is a table with level, action, metric, upper ..., or "none"; not {value!r}')
 

@@ -29,7 +29,7 @@ def scored(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> Earned
     marks: dict[tuple[str, str], list[float]] = {}
     for sample in sorted(samples, key=lambda s: s.lineage):
         marks.setdefault((sample.group, sample.trajectory), []).extend(scores[sample].tolist())
-    means = {key: math.fsum(found) / len(found) for key, found in marks.items() if found}
+    means = {key: math.fsum(each) / len(each) for key, each in marks.items() if each}
     return {key: mean for key, mean in means.items() if math.isfinite(mean)}
 
 
@@ -40,5 +40,7 @@ def mixed(
     marks = scored(samples, scores)
     if recorded_coef == 0:
         return {key: reward_model_coef * mark for key, mark in marks.items()}
-    own = recorded(samples)
-    return {key: recorded_coef * own[key] + reward_model_coef * mark for key, mark in marks.items() if key in own}
+    rewards = recorded(samples)
+    return {
+        key: recorded_coef * rewards[key] + reward_model_coef * mark for key, mark in marks.items() if key in rewards
+    }

@@ -32,8 +32,8 @@ def clipped_value_loss(
     if clip is None:
         return free, torch.zeros_like(free, dtype=torch.bool)
     moved = old + (values - old).clamp(-clip, clip)
-    held = _error(moved - returns, huber)
-    return torch.maximum(free, held), free < held
+    clipped = _error(moved - returns, huber)
+    return torch.maximum(free, clipped), free < clipped
 
 
 def _error(gap: torch.Tensor, huber: float | None) -> torch.Tensor:

@@ -23,23 +23,20 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.names import ACTOR, CRITIC, FROZEN, REFERENCE, REWARD_MODEL, ROLES, TEACHER
+from millrace.trainers.backends.layout import ACTOR, CRITIC, Layout
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
-__all__ = [
-    "ACTOR",
-    "CRITIC",
-    "FROZEN",
-    "REFERENCE",
-    "REWARD_MODEL",
-    "ROLES",
-    "TEACHER",
-    "Backend",
-    "StepResult",
-]
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """AdamW's constants; the learning rate comes with each step. clip: largest global gradient norm."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.backends.group import FORM_S, announced
+from millrace.trainers.backends.group import FORM_S, broadcast_bytes
 from millrace.trainers.backends.sockets import GroupSockets
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
+from millrace.trainers.private_apis import gloo_group
 
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8)
 
@@ -33,13 +33,9 @@ class Bridge:
         self._clock = clock
         self._sockets = GroupSockets()
         forming = timedelta(seconds=min(timeout, FORM_S))
-        gloo = dist.ProcessGroupGloo(PrefixStore("bridge", store), rank, world, forming)
-        gloo._set_default_timeout(timedelta(seconds=timeout))
-        group = dist.ProcessGroup(PrefixStore("bridge-ops", store), rank, world)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        self._group: dist.ProcessGroup | None = group
         self._timeout = timedelta(seconds=timeout)
+        bytes_store, operations = PrefixStore("bridge", store), PrefixStore("bridge-ops", store)
+        self._group: dist.ProcessGroup | None = gloo_group(rank, world, bytes_store, operations, forming, self._timeout)
         self._sockets.record(PrefixStore("bridge-sockets", store), rank, world)
 
     @property
@@ -82,7 +78,7 @@ class Bridge:
     def announce(self, message: bytes | None) -> bytes:
         """Rank 0's message on every rank; the others give None."""
         with self._clock.phase(COLLECTIVES):
-            return announced(message, lambda tensor: self._open.broadcast(tensor, 0, self._timeout).wait())
+            return broadcast_bytes(message, lambda tensor: self._open.broadcast(tensor, 0, self._timeout).wait())
 
     def send(self, tensors: Sequence[torch.Tensor], to: int) -> None:
         """Host tensors of DTYPES to one rank, which calls `receive`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,15 +18,15 @@ from millrace.trainers.backends.layout import (
     parse,
     parse_allocation,
 )
-from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.errors import BadConfiguration, CheckpointError
 
 if TYPE_CHECKING:
-    from millrace.trainers.backends.adam import Adam
+    from millrace.trainers.backends.base import Adam
 
 SIBLINGS = {
-    TORCH: "millrace.trainers.backends.fsdp:TorchBackend",
+    TORCH: "millrace.trainers.backends.torch.backend:TorchBackend",
     MEGATRON: "millrace.trainers.backends.megatron.backend:MegatronBackend",
-    DEEPSPEED: "millrace.trainers.backends.deepspeed:DeepSpeedBackend",
+    DEEPSPEED: "millrace.trainers.backends.deepspeed.backend:DeepSpeedBackend",
 }
 """Backend -> module and class. Classes are called with (adam, parallel=layout, **options)."""
 
@@ -68,3 +69,31 @@ def _with_roles(
         return make_backend(layout, adam, offload=idle, **(options if layout.backend == actor.layout.backend else {}))
 
     return RolesBackend(allocation, make, offload) if others else make(actor.layout, offload)
+
+
+def check_model(layout: Layout, assets: Mapping[str, bytes]) -> None:
+    """BadConfiguration, with the reason, where it does not. assets: files of the model, config.json among them."""
+    if "config.json" not in assets:
+        raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
+    try:
+        if layout.backend == MEGATRON:
+            from millrace.trainers.backends.megatron import config as megatron
+
+            megatron.check(megatron.architecture(assets), layout)
+        else:
+            _torch(layout, json.loads(assets["config.json"]))
+    except BadConfiguration as error:
+        raise BadConfiguration(f"{layout}: {error}") from None
+
+
+def _torch(layout: Layout, settings: dict[str, Any]) -> None:
+    from transformers import AutoConfig
+
+    from millrace.trainers.backends.models import stages
+    from millrace.trainers.backends.parallel import tensor
+
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    if layout.t > 1:
+        tensor.check(config, layout.t)
+    if layout.p > 1:
+        stages.check(config, layout.p)

@@ -8,20 +8,19 @@ work handle or traceback is kept, since any of them would hold the group.
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout, _world
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from millrace.trainers.backends.caches import forget_meshes
-from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.sockets import GroupSockets
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
+from millrace.trainers.private_apis import HashStore, TCPStore, forget_meshes, limit_waits, reset_group_count
 
 FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""
@@ -56,14 +55,12 @@ class RankGroup:
             )
             if within is not None:
                 within(forming)
-            _set_pg_timeout(timedelta(seconds=timeout))
+            limit_waits(timedelta(seconds=timeout))
             sockets.record(PrefixStore("millrace", meet), rank, world)
         except BaseException:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            # torch names a group by how many this process has made, and counts anew only when a group ends. After one
-            # that never came to be, this process would look for its peers under another name than theirs, for ever.
-            _world.group_count = 0
+            reset_group_count()
             raise
         self._sockets = sockets
         self.rank, self.world, self.formed = rank, world, True
@@ -99,7 +96,7 @@ class RankGroup:
         if self.world == 1:
             return message or b""
         with self._clock.phase(COLLECTIVES):
-            return announced(message, partial(dist.broadcast, src=0))
+            return broadcast_bytes(message, partial(dist.broadcast, src=0))
 
     def _reduce(
         self, values: Sequence[float], op: dist.ReduceOp.RedOpType, over: dist.ProcessGroup | None
@@ -119,8 +116,8 @@ def check(rank: int, world: int, store: Store | None) -> None:
         raise BadConfiguration(f"{world} ranks need a store to meet in")
 
 
-def announced(message: bytes | None, broadcast: Callable[[torch.Tensor], object]) -> bytes:
-    """The message of whose tensors `broadcast` overwrites those of all others."""
+def broadcast_bytes(message: bytes | None, broadcast: Callable[[torch.Tensor], object]) -> bytes:
+    """The message of the one rank that has one, on all ranks. `broadcast` overwrites a tensor with that rank's."""
     size = torch.tensor([len(message or b"")])
     broadcast(size)
     data = (
@@ -140,3 +137,18 @@ def collect() -> None:
         # What lives now (imported modules above all) outlives every group. Without it in the way, collecting takes
         # milliseconds instead of tenths of a second in later tear-downs, and each recovery has one.
         gc.freeze()
+
+
+def open_store(host: str, timeout_s: float) -> TCPStore:
+    """A store in this process, on a free port of `host` and no other address (torch alone would bind to all). Waiting
+    for a key ends after `timeout_s`."""
+    listener = socket.create_server((host, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )

@@ -26,6 +26,11 @@ ALIASES = {"fsdp": TORCH, "archon": TORCH}
 ENGINES = ("vllm", "sglang")
 """Backends that serve and do not train."""
 
+ACTOR, CRITIC, REFERENCE, TEACHER, REWARD_MODEL = "actor", "critic", "reference", "teacher", "reward_model"
+FROZEN = (REFERENCE, TEACHER, REWARD_MODEL)
+ROLES = (ACTOR, CRITIC, *FROZEN)
+"""Roles of a backend's models; they name the components of an allocation. The actor and the critic learn."""
+
 _COMPONENT = re.compile(r"(?P<backend>[a-z]+)(?:\[(?P<name>[^\]]*)\])?:(?P<sizes>.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _SIZES = re.compile(r"(?:[a-z](?:[1-9][0-9]*))+")
@@ -75,9 +80,9 @@ class Layout:
             few = "1 rank is too few" if world == 1 else f"{world} ranks are too few"
             wrong = few if world < self.cell else f"{world} ranks leave some over"
             raise BadConfiguration(f"{wrong}: {self.backend} with {size} needs a multiple of {self.cell}")
-        made = replace(self, d=world // self.cell)
-        made.check()
-        return made
+        layout = replace(self, d=world // self.cell)
+        layout.check()
+        return layout
 
     def check(self) -> None:
         """Raises BadConfiguration, with the reason, when no ranks can be laid out so."""
@@ -198,7 +203,7 @@ def parse_allocation(text: str) -> Allocation:
     return allocation
 
 
-def _split(text: str, at: str, whole: str) -> list[str]:
+def _split(text: str, at: str, text_of_all: str) -> list[str]:
     """Parts of `text` between `at` outside brackets."""
     parts, depth = [""], 0
     for character in text:
@@ -210,7 +215,7 @@ def _split(text: str, at: str, whole: str) -> list[str]:
         else:
             parts[-1] += character
     if depth != 0:
-        raise BadConfiguration(f"{whole}: brackets that do not match")
+        raise BadConfiguration(f"{text_of_all}: brackets that do not match")
     return [part.strip() for part in parts]
 
 
@@ -246,11 +251,11 @@ def _hybrid(backend: str, attn: str, ffn: str, whole: str) -> Layout:
     if p != outer.p:
         raise BadConfiguration(f"{whole}: attn has p{outer.p} and ffn p{p}; stages are of whole layers, so equal")
     ranks = outer.d * outer.c * outer.t
-    d, left = divmod(ranks, e * etp)
-    if left or inner.get("d", d) != d:
-        ours = f"{inner['d']} x " if "d" in inner else ""
+    d, rest = divmod(ranks, e * etp)
+    if rest or inner.get("d", d) != d:
+        prefix = f"{inner['d']} x " if "d" in inner else ""
         raise BadConfiguration(
-            f"{whole}: attn has {ranks} ranks a stage (d x c x t), ffn {ours}{e * etp} (d x t x e); make them equal"
+            f"{whole}: attn has {ranks} ranks a stage (d x c x t), ffn {prefix}{e * etp} (d x t x e); make them equal"
         )
     return replace(outer, e=e, etp=etp)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace.trainers.backends.layout import ENGINES, TORCH, Allocation, Component, Layout
-from millrace.trainers.backends.names import ACTOR, CRITIC, ROLES
+from millrace.trainers.backends.layout import ACTOR, CRITIC, ENGINES, ROLES, TORCH, Allocation, Component, Layout
 from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True, slots=True)
 class RolePlace:
-    """Ranks `first` to `first + world - 1` play these roles. cells: those ranks by the cell that they belong to; what a
-    cell knows its first rank tells."""
+    """Ranks `first` to `first + world - 1` play these roles. cells: those ranks, a tuple for each cell; the
+    first rank of a cell sends what the cell has computed."""
 
     roles: tuple[str, ...]
     layout: Layout
@@ -25,16 +24,16 @@ class RolePlace:
         """The first rank of each cell."""
         return tuple(cell[0] for cell in self.cells)
 
-    def dealt(self, cell: int, count: int) -> list[list[int]]:
-        """By cell of this place: which of an actor's cell's `count` micro-batches it computes. Round
-        robin over all micro-batches of the actor, so the shares of two cells differ by at most one."""
+    def shares(self, cell: int, count: int) -> list[list[int]]:
+        """How this place's cells divide the `count` micro-batches of cell `cell` of the actor: a list of their
+        numbers for each cell here. Those of all the actor's cells go round robin: two shares differ by one at most."""
         cells = len(self.cells)
         return [[m for m in range(count) if (cell * count + m) % cells == index] for index in range(cells)]
 
 
 def places_of(allocation: Allocation) -> list[RolePlace]:
-    """The actor's place first, with every role that has no other. BadConfiguration for an allocation that no learner
-    can have."""
+    """The places of an allocation, the actor's first; roles that the allocation does not name live there. Raises
+    BadConfiguration for an allocation that no learner can have."""
     places = []
     for components in allocation.places:
         layout = components[0].layout
@@ -51,24 +50,26 @@ def places_of(allocation: Allocation) -> list[RolePlace]:
     other = [place.layout.backend for place in places if place.layout.backend != TORCH]
     if other and len(places) > 1:
         raise BadConfiguration(f"{allocation}: roles with ranks of their own run on torch, not on {other[0]}")
-    mine = [place for place in places if ACTOR in place.roles]
-    if not mine:
+    actors = [place for place in places if ACTOR in place.roles]
+    if not actors:
         raise BadConfiguration(f"{allocation}: nobody is the actor; name one, such as torch[actor]:d1")
-    return [*mine, *(place for place in places if ACTOR not in place.roles)]
+    return [*actors, *(place for place in places if ACTOR not in place.roles)]
 
 
-def written(places: Sequence[RolePlace]) -> str:
-    """The allocation that these places are, in its grammar."""
+def format_places(places: Sequence[RolePlace]) -> str:
+    """These places as an allocation, in the grammar of `layout`."""
     return str(Allocation(tuple(tuple(Component(role, place.layout) for role in place.roles) for place in places)))
 
 
-def within(place: int, role: str) -> str:
-    """What a role is to the backend of its place: a critic by itself is all that learns there."""
+def backend_role(place: int, role: str) -> str:
+    """The role that a place's own backend gives the model: a critic with ranks of its own is trained as that backend's
+    ACTOR, since it is all that learns there."""
     return ACTOR if place > 0 and role == CRITIC else role
 
 
 def by_cell(cells: Sequence[int], first: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks from `first` on, by the cell that each says it belongs to."""
+    """The ranks from `first` on, one tuple for each cell. cells: the cell of each rank."""
     return tuple(
-        tuple(first + index for index, cell in enumerate(cells) if cell == wanted) for wanted in sorted(set(cells))
+        tuple(first + index for index, cell in enumerate(cells) if cell == index_of_cell)
+        for index_of_cell in sorted(set(cells))
     )

@@ -28,15 +28,15 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.base import ACTOR, CRITIC, Backend, StepResult
+from millrace.trainers.backends.base import Backend, StepResult
 from millrace.trainers.backends.bridge import Bridge
 from millrace.trainers.backends.group import check
-from millrace.trainers.backends.layout import Allocation, Layout
-from millrace.trainers.backends.places import by_cell, places_of, within, written
+from millrace.trainers.backends.layout import ACTOR, CRITIC, Allocation, Layout
+from millrace.trainers.backends.places import backend_role, by_cell, format_places, places_of
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 Compute = Callable[[Sequence[Packed]], list[torch.Tensor]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -51,7 +51,7 @@ class RolesBackend(Backend):
         self._allocation = allocation
         self._places = places_of(allocation)
         self._backends = [
-            make(place.layout, [within(index, role) for role in offload if role in place.roles])
+            make(place.layout, [backend_role(index, role) for role in offload if role in place.roles])
             for index, place in enumerate(self._places)
         ]
         self._inner, self._at = self._backends[0], 0
@@ -94,8 +94,8 @@ class RolesBackend(Backend):
             self._bridge = Bridge(rank, world, store, timeout, self._inner.clock)
             self._inner.first = first
             self._inner.form(rank - first, layouts[self._at].world, PrefixStore(f"place-{self._at}", store), timeout)
-            mine = [float(self._inner.data_rank) if rank == other else 0.0 for other in range(world)]
-            cells = [int(cell) for cell in self._bridge.sum(mine)]
+            row = [float(self._inner.data_rank) if rank == other else 0.0 for other in range(world)]
+            cells = [int(cell) for cell in self._bridge.sum(row)]
         except BaseException:
             self.tear_down()
             raise
@@ -107,7 +107,7 @@ class RolesBackend(Backend):
         self.clock = self._inner.clock
         self.acts = self._at == 0
         named = [replace(place, layout=layout) for place, layout in zip(self._places, layouts, strict=True)]
-        self.rank, self.world, self.layout = rank, world, written(named)
+        self.rank, self.world, self.layout = rank, world, format_places(named)
 
     @property
     def data_rank(self) -> int:
@@ -185,16 +185,18 @@ class RolesBackend(Backend):
     # ---- the step
 
     def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
-        inner = within(self._at, role)
+        inner = backend_role(self._at, role)
         sizes = [micro.trainable for micro in micros]
-        return self._asked(role, micros, lambda mine: self._inner.score(mine, temperature, inner), sizes)
+        return self._ask_role(role, micros, lambda share: self._inner.score(share, temperature, inner), sizes)
 
     def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
-        inner = within(self._at, role)
+        inner = backend_role(self._at, role)
         sizes = [micro.tokens.shape[1] for micro in micros]
-        return self._asked(role, micros, lambda mine: self._inner.values(mine, inner), sizes)
+        return self._ask_role(role, micros, lambda share: self._inner.values(share, inner), sizes)
 
-    def _asked(self, role: str, micros: Sequence[Packed], compute: Compute, sizes: Sequence[int]) -> list[torch.Tensor]:
+    def _ask_role(
+        self, role: str, micros: Sequence[Packed], compute: Compute, sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
         """What a role computes of the actor's micro-batches; nothing, on ranks that serve."""
         nothing = [torch.zeros(0) for _ in micros]
         place = self._where(role)
@@ -211,22 +213,22 @@ class RolesBackend(Backend):
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         place = self._where(role)
-        mine: Sequence[Packed] = micros
+        share: Sequence[Packed] = micros
         if place > 0:
             if self.acts:
                 self._send(micros, place)
             elif place == self._at:
-                mine = self._received(len(micros))
-        found = [0.0] * (3 + len(algorithm.measures))
+                share = self._receive_micros(len(micros))
+        numbers = [0.0] * (3 + len(algorithm.measures))
         if place == self._at:
-            result = self._inner.step(mine, algorithm, denominator, lr, within(place, role))
-            found = [
+            result = self._inner.step(share, algorithm, denominator, lr, backend_role(place, role))
+            numbers = [
                 result.loss,
                 result.grad_norm,
                 float(result.applied),
                 *(result.sums[n] for n in algorithm.measures),
             ]
-        loss, norm, applied, *sums = self._over.tell(found, self._places[place].first)
+        loss, norm, applied, *sums = self._over.tell(numbers, self._places[place].first)
         if role == ACTOR:
             self._steps += int(applied)
         return StepResult(
@@ -243,18 +245,18 @@ class RolesBackend(Backend):
     def _send(self, micros: Sequence[Packed], place: int) -> None:
         if self.rank not in self._places[0].leaders:
             return
-        dealt = self._places[place].dealt(self.data_rank, len(micros))
-        for ranks, chosen in zip(self._places[place].cells, dealt, strict=True):
-            tensors = [tensor for m in chosen for tensor in wire.encode(micros[m])]
-            for to in ranks if chosen else ():
+        shares = self._places[place].shares(self.data_rank, len(micros))
+        for ranks, share in zip(self._places[place].cells, shares, strict=True):
+            tensors = [tensor for m in share for tensor in wire.encode(micros[m])]
+            for to in ranks if share else ():
                 self._over.send(tensors, to)
 
-    def _received(self, count: int) -> list[Packed]:
+    def _receive_micros(self, count: int) -> list[Packed]:
         """This cell's micro-batches, as many as every cell's of this place."""
-        mine = self._inner.data_rank
+        index = self._inner.data_rank
         micros: list[Packed] = []
         for cell, leader in enumerate(self._places[0].leaders):
-            if self._places[self._at].dealt(cell, count)[mine]:
+            if self._places[self._at].shares(cell, count)[index]:
                 tensors = self._over.receive(leader)
                 starts = range(0, len(tensors), wire.TENSORS)
                 micros += [wire.decode(tensors[start : start + wire.TENSORS]) for start in starts]
@@ -263,21 +265,21 @@ class RolesBackend(Backend):
         return [*micros, *(pack([]) for _ in range(most - len(micros)))]
 
     def _answer(self, count: int, compute: Compute) -> None:
-        answers = iter(compute(self._received(count)))
+        answers = iter(compute(self._receive_micros(count)))
         if self.rank not in self._places[self._at].leaders:
             return
         for cell, ranks in enumerate(self._places[0].cells):
-            chosen = self._places[self._at].dealt(cell, count)[self._inner.data_rank]
-            found = [next(answers).float() for _ in chosen]
-            for to in ranks if chosen else ():
-                self._over.send(found, to)
+            share = self._places[self._at].shares(cell, count)[self._inner.data_rank]
+            rows = [next(answers).float() for _ in share]
+            for to in ranks if share else ():
+                self._over.send(rows, to)
 
     def _hear(self, place: int, sizes: Sequence[int]) -> list[torch.Tensor]:
         heard: dict[int, torch.Tensor] = {}
-        dealt = self._places[place].dealt(self.data_rank, len(sizes))
-        for leader, chosen in zip(self._places[place].leaders, dealt, strict=True):
-            if chosen:
-                heard |= zip(chosen, self._over.receive(leader), strict=True)
+        shares = self._places[place].shares(self.data_rank, len(sizes))
+        for leader, share in zip(self._places[place].leaders, shares, strict=True):
+            if share:
+                heard |= zip(share, self._over.receive(leader), strict=True)
         return [heard[m][:size] for m, size in enumerate(sizes)]
 
     # ---- the state
@@ -304,11 +306,11 @@ class RolesBackend(Backend):
 
     def _receive_state(self, like: State, sender: int) -> State:
         step, slots = self._over.receive(sender)[0].tolist()
-        found = [{name: self._over.receive(sender)[0] for name in sorted(like.weights)} for _ in range(1 + slots)]
-        weights = {name: found[0][name] for name in like.weights}
+        columns = [{name: self._over.receive(sender)[0] for name in sorted(like.weights)} for _ in range(1 + slots)]
+        weights = {name: columns[0][name] for name in like.weights}
         moments = {
             slot: {name: tensors[name] for name in like.weights}
-            for slot, tensors in zip(MOMENTS, found[1:], strict=False)
+            for slot, tensors in zip(MOMENTS, columns[1:], strict=False)
         }
         return State(weights, like.assets, moments, step, like.seed)
 

@@ -4,9 +4,9 @@ gloo keeps its connections until the last reference to the group dies, and its a
 a peer that waits on a group we left would sit there to its timeout. Shutting the sockets down ends the wait on both
 sides at once.
 
-Whose socket is whose: every rank publishes the port its gloo listens on; a connection with that port at one end, ours
-at our end or a peer's at theirs, is gloo's. So connections that other threads open meanwhile (a Kafka client's) are
-never touched. The listening socket is left alone: shutting it down ends the process.
+How gloo's sockets are told from others: every rank publishes the port on which its gloo listens; a connection is gloo's
+when our end has our port, or the other end a peer's. So connections that other threads open meanwhile (a Kafka
+client's) are never touched. The listening socket is left alone: shutting it down ends the process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.distributed.distributed_c10d import Store
 
 def open_sockets() -> dict[int, str]:
     """fd -> kernel name of every socket that this process holds."""
-    found = {}
+    names = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
             target = os.readlink(f"/proc/self/fd/{name}")
             if target.startswith("socket:"):
-                found[int(name)] = target
-    return found
+                names[int(name)] = target
+    return names
 
 
 class GroupSockets:
@@ -34,10 +34,10 @@ class GroupSockets:
 
     def __init__(self) -> None:
         self._before = set(open_sockets().values())
-        self._mine: dict[int, str] = {}
+        self._sockets: dict[int, str] = {}
 
     def record(self, store: Store, rank: int, world: int) -> None:
-        """Finds the group's sockets. All ranks call it; it waits for each peer's port in `store`."""
+        """Find the group's sockets. All ranks call it; it waits for each peer's port in `store`."""
         fresh = {fd: name for fd, name in open_sockets().items() if name not in self._before}
         listening, connected = [], {}
         for fd in fresh:
@@ -50,22 +50,24 @@ class GroupSockets:
             else:
                 connected[fd] = (here, there)
         store.set(f"gloo-ports/{rank}", ",".join(str(port) for port in listening))
-        theirs = {
+        peer_ports = {
             int(port)
             for peer in range(world)
             if peer != rank
             for port in store.get(f"gloo-ports/{peer}").decode().split(",")
             if port
         }
-        ours = set(listening)
-        self._mine = {fd: fresh[fd] for fd, (here, there) in connected.items() if here in ours or there in theirs}
+        own_ports = set(listening)
+        self._sockets = {
+            fd: fresh[fd] for fd, (here, there) in connected.items() if here in own_ports or there in peer_ports
+        }
 
     def __len__(self) -> int:
-        return len(self._mine)
+        return len(self._sockets)
 
     def close(self) -> None:
         """Shuts the recorded connections down; those already closed (or whose fd was reused) are left alone."""
-        for fd, name in self._mine.items():
+        for fd, name in self._sockets.items():
             try:
                 copy = os.dup(fd)
             except OSError:
@@ -77,7 +79,7 @@ class GroupSockets:
                     connection.shutdown(socket.SHUT_RDWR)
             finally:
                 os.close(copy)
-        self._mine = {}
+        self._sockets = {}
 
 
 def _ends(fd: int) -> tuple[int, int | None] | None:

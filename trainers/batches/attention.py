@@ -103,9 +103,9 @@ def counted() -> Iterator[list[str]]:
 
 def _refuse_more(module: torch.nn.Module, rest: Mapping[str, Any]) -> None:
     """BadConfiguration for arguments that would be left out."""
-    asked = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
-    if asked:
-        raise BadConfiguration(f"{type(module).__name__} gives its attention {', '.join(asked)}")
+    names = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
+    if names:
+        raise BadConfiguration(f"{type(module).__name__} gives its attention {', '.join(names)}")
 
 
 def _refuse_masks(module: torch.nn.Module, attention_mask: torch.Tensor | None, is_causal: bool | None) -> None:

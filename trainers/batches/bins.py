@@ -34,15 +34,15 @@ def divide(sizes: Sequence[int], capacity: int, *, packing: str, least: int = 1,
         return []
     fits = [index for index, size in enumerate(sizes) if size <= capacity]
     alone = [[index] for index, size in enumerate(sizes) if size > capacity]
-    wanted = least
+    count = least
     while True:
-        below = min(max(1, wanted - len(alone)), len(fits))
+        below = min(max(1, count - len(alone)), len(fits))
         placed = ALLOCATORS[packing]([sizes[index] for index in fits], capacity, below) if fits else []
         bins = [[fits[index] for index in sorted(members)] for members in placed] + alone
         target = min(math.ceil(max(len(bins), least) / divisor) * divisor, len(sizes))
-        if len(bins) >= target or wanted >= target:
+        if len(bins) >= target or count >= target:
             break
-        wanted = target
+        count = target
     while len(bins) < target:
         bins.extend(_halves(bins.pop(bins.index(max(bins, key=len)))))
     return sorted(bins)
@@ -76,9 +76,9 @@ def ffd(sizes: Sequence[int], capacity: int, least: int) -> Bins:
             bins.append([index])
             loads.append(sizes[index])
             continue
-        chosen = min((b for b in by_load if loads[b] + sizes[index] <= capacity), key=lambda b: len(bins[b]))
-        bins[chosen].append(index)
-        loads[chosen] += sizes[index]
+        lightest = min((b for b in by_load if loads[b] + sizes[index] <= capacity), key=lambda b: len(bins[b]))
+        bins[lightest].append(index)
+        loads[lightest] += sizes[index]
     return bins
 
 

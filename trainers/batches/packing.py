@@ -247,10 +247,10 @@ def _flat(lengths: Sequence[int]) -> _Row:
 
 
 def _tree(samples: Sequence[NDArray[np.int32]]) -> _Row:
-    found = tree.layout(samples)
-    paths = [found.places[branch.sample] for branch in found.branches if branch.prefix]
-    runs = _runs([(branch.prefix, branch.length) for branch in found.branches])
-    return _Row(found.places, runs, np.concatenate(paths) if paths else None)
+    layout = tree.layout(samples)
+    paths = [layout.places[branch.sample] for branch in layout.branches if branch.prefix]
+    runs = _runs([(branch.prefix, branch.length) for branch in layout.branches])
+    return _Row(layout.places, runs, np.concatenate(paths) if paths else None)
 
 
 def _runs(shapes: Sequence[tuple[int, int]]) -> list[SampleRun]:

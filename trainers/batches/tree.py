@@ -89,13 +89,13 @@ def layout(samples: Tokens) -> TreeLayout:
 def pieces(samples: Tokens, budget: int) -> list[list[int]]:
     """Samples by index in pieces of at most `budget` tokens in the row (what is longer goes alone), neighbours in the
     tree together."""
-    made: list[list[int]] = []
+    out: list[list[int]] = []
     room = 0
     for index, start in zip(*branched(samples), strict=True):
         cost = len(samples[index]) - start
-        if not made or cost > room:
-            made.append([])
+        if not out or cost > room:
+            out.append([])
             room, cost = budget, len(samples[index])  # the first of a piece has its whole beginning in it
-        made[-1].append(index)
+        out[-1].append(index)
         room -= cost
-    return made
+    return out

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from millrace.trainers import checkpoint, lora, manifest
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.sampling import sample
+from millrace.trainers.weights import checkpoint, lora, manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class ModelAnswer:
 def load(directory: Path, digest: str | None = None, device: str | None = None) -> tuple[PreTrainedModel, str | None]:
     """The model in a version's directory or any Hugging Face one, and the digest of a version. Every file of a version
     is checked; CorruptCheckpoint where one is not what its manifest (or `digest`) says."""
-    found = None
+    verified = None
     if digest is not None or (directory / manifest.NAME).is_file():
-        found = manifest.verify(directory, digest).digest
+        verified = manifest.verify(directory, digest).digest
     if (directory / checkpoint.ADAPTER_CONFIG).is_file():
-        state = lora.merged(checkpoint.read(directory, verify=False))
+        state = lora.merge(checkpoint.read(directory, verify=False))
     else:
         state = checkpoint.adopt(directory)
     model = build(state.assets, state.weights)
     torch.nn.Module.to(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return model.train(False), found
+    return model.train(False), verified
 
 
 def answer(

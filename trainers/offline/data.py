@@ -185,8 +185,8 @@ def _trains(marked: Marked) -> Marked:
 def _messages(value: Any) -> list[Mapping[str, Any]]:
     if not is_messages(value):
         raise BadData("messages must be a list of objects with role and content")
-    found: list[Mapping[str, Any]] = value
-    return found
+    messages: list[Mapping[str, Any]] = value
+    return messages
 
 
 def _columns(row: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 
@@ -33,6 +33,6 @@ def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sampl
                 totals[name] += float(value)
     finally:
         model.train(True)
-    kept, count, loss = (totals.pop(name) for name in ("kept", "count", "loss"))
-    means = {name: value / kept if kept else math.nan for name, value in totals.items()}
+    tokens, count, loss = (totals.pop(name) for name in ("kept", "count", "loss"))
+    means = {name: value / tokens if tokens else math.nan for name, value in totals.items()}
     return {"loss": loss / count if count else math.nan, **means}

@@ -1,201 +1,64 @@
-"""One training from files, from its description to its last version: what `millrace sft`, `dpo`, `reward-model` and
-`distill` run, and what a Python program may run the same way.
+"""The description of a training from files. `millrace.trainers.offline.run` trains as it says.
 
-    run(Job("sft", model=Path("model"), data=Path("lessons.jsonl"), out=Path("versions")))
+Invariants: a job's fields are the one place of their names, types, defaults, bounds and descriptions, from which
+`millrace sft`, `dpo`, `reward-model` and `distill` make their options; this module loads no torch, so that they say
+what they take at once.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from millrace.trainers import checkpoint, manifest
-from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends.base import REFERENCE, TEACHER
-from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
-from millrace.trainers.backends.models import with_scalar_head
-from millrace.trainers.batches.sample import Sample
-from millrace.trainers.checkpoint import Checkpoint, Fault
-from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.learning import Trainer
-from millrace.trainers.lora import Lora
-from millrace.trainers.offline import data as shapes
-from millrace.trainers.offline import rows
-from millrace.trainers.offline.data import Data, Make, OfflineItem
-from millrace.trainers.offline.onpolicy import Student
-from millrace.trainers.offline.order import ItemOrder
-from millrace.trainers.offline.run import Batch, RunListener, RunPace, train
-from millrace.trainers.offline.text import Encoder
-from millrace.trainers.schedule import Decay, Schedule
-from millrace.trainers.state import State
-from millrace.trainers.tracking.base import Tracker
+from typing_extensions import Doc
 
-SHAPES: Mapping[str, Make] = {
-    "sft": shapes.demonstration,
-    "dpo": shapes.pair,
-    "ipo": shapes.pair,
-    "reward-model": shapes.pair,
-    "distill-forward": shapes.demonstration,
-    "distill-reverse": shapes.demonstration,
-}
-"""What each algorithm that learns from files reads."""
+from millrace.trainers.schedule import Decay
+from millrace.trainers.weights.adapter import Lora
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number may be, both ends included; commands refuse others."""
+
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """algorithm: one of SHAPES. model: Hugging Face directory to start from. steps: batches in all; 0: `epochs`.
-    reference, teacher: directories; the reference is `model` unless named. on_policy: a student answers the prompts
-    itself, with at most max_tokens at `temperature`. max_length: longest sequence in tokens; 0: what the model takes.
-    decay ends with the last batch, at the share `floor` of lr. bf16, checkpointing: as in `backends.compute.Compute`.
-    lora: learn an adapter of this kind only. The others as in `run.Pace`, `order.Order`, `learning.Schedule` and
-    `trainee.Adam`."""
+    """One training from files. algorithm: one of `run.SHAPES`. on_policy replies are sampled at the algorithm's
+    `temperature`. lora: learn an adapter of this kind only."""
 
     algorithm: str
-    model: Path
-    data: Path
-    out: Path
-    knobs: Mapping[str, Any] = field(default_factory=dict)
-    reference: Path | None = None
-    teacher: Path | None = None
-    on_policy: bool = False
-    max_tokens: int = 256
-    steps: int = 0
-    epochs: int = 1
-    batch: int = 32
-    lr: float = 1e-5
-    warmup: int = 0
-    decay: Decay = "constant"
-    floor: float = 0.0
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    seed: int = 0
-    budget: int = 16384
-    max_length: int = 0
-    holdout: float = 0.0
-    evaluate_every: int = 0
-    save_every: int = 0
-    keep: int = 2
-    resume: bool = False
-    strict: bool = False
-    device: str | None = None
-    bf16: bool = False
-    checkpointing: bool = False
+    model: Annotated[Path, Doc("model to start from, in Hugging Face layout")]
+    data: Annotated[Path, Doc("JSONL file, or directory that `datasets` saved")]
+    out: Annotated[Path, Doc("directory for the versions")]
+    reference: Annotated[Path | None, Doc("frozen model to compare with; default: --model")] = None
+    teacher: Annotated[Path | None, Doc("model to learn from, of the same vocabulary")] = None
+    on_policy: Annotated[bool, Doc("the student answers the prompts itself; replies are not read")] = False
+    max_tokens: Annotated[int, Bounds(1), Doc("of a reply of the student")] = 256
+    knobs: Annotated[Mapping[str, Any], Doc("override a knob; may be repeated")] = field(default_factory=dict)
+    steps: Annotated[int, Bounds(0), Doc("batches in all; 0: as many as the epochs have")] = 0
+    epochs: Annotated[int, Bounds(1), Doc("times through the data")] = 1
+    batch: Annotated[int, Bounds(1), Doc("rows of a batch")] = 32
+    lr: Annotated[float, Doc("learning rate of AdamW")] = 1e-5
+    warmup: Annotated[int, Bounds(0), Doc("optimizer steps over which the learning rate rises to lr")] = 0
+    decay: Annotated[Decay, Doc("how lr goes on until the last batch: constant, linear or cosine")] = "constant"
+    floor: Annotated[float, Bounds(0, 1), Doc("share of lr that linear and cosine fall to")] = 0.0
+    weight_decay: Annotated[float, Bounds(0), Doc("weight decay of AdamW")] = 0.0
+    max_grad_norm: Annotated[float, Doc("gradients are clipped to this norm")] = 1.0
+    seed: Annotated[int, Bounds(0), Doc("of every random choice")] = 0
+    budget: Annotated[int, Bounds(1), Doc("tokens of one packed row of a forward pass")] = 16384
+    max_length: Annotated[int, Bounds(0), Doc("longest sequence in tokens; 0: what the model takes")] = 0
+    holdout: Annotated[float, Bounds(0, 0.99), Doc("share of the rows that is only measured on")] = 0.0
+    evaluate_every: Annotated[int, Bounds(0), Doc("batches between two measurements; 0: only before and after")] = 0
+    save_every: Annotated[int, Bounds(0), Doc("batches between two versions; 0: one every 5 minutes, and the last")] = 0
+    keep: Annotated[int, Bounds(1), Doc("newest versions whose files are kept")] = 2
+    resume: Annotated[bool, Doc("go on from the newest version in --out")] = False
+    strict: Annotated[bool, Doc("end at the first row that cannot be used")] = False
+    bf16: Annotated[bool, Doc("layers compute in bfloat16; weights and losses stay fp32")] = False
+    checkpointing: Annotated[bool, Doc("compute layers twice to save memory")] = False
+    device: Annotated[str | None, Doc("cpu or cuda; default: what there is")] = None
     lora: Lora | None = None
-
-
-def run(
-    job: Job,
-    *,
-    trackers: Sequence[Tracker] = (),
-    listener: RunListener | None = None,
-    fault: Fault = lambda name: None,
-) -> Checkpoint:
-    """Train as `job` says; gives the last version. Raises TrainerError for what cannot be done."""
-    heard = listener or RunListener()
-    learner = _algorithm(job)
-    begin = partial(_start, job, learner)
-    backend = TorchBackend(
-        Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm),
-        device=job.device,
-        compute=Compute(job.bf16, job.checkpointing),
-    )
-    backend.form(0, 1, None, 60.0)
-    try:
-        encoder = Encoder(job.model)
-        data = _read(job, begin(), backend, encoder, heard)
-        order = ItemOrder(len(data.items), job.batch, job.seed, job.holdout)
-        pace = RunPace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
-        total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
-        schedule = Schedule(job.lr, job.warmup, job.decay, total, job.floor)
-        trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_held(job), lora=job.lora)
-        batch: Batch = partial(_given, data.items)
-        if job.on_policy:
-            student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
-            batch = student.answer
-        return train(
-            trainer,
-            backend,
-            begin,
-            batch,
-            order,
-            pace,
-            job.out,
-            about={**_about(job, data), "decays_over": total},
-            resume=job.resume,
-            trackers=trackers,
-            listener=heard,
-            fault=fault,
-        )
-    finally:
-        backend.tear_down()
-
-
-def _algorithm(job: Job) -> Algorithm:
-    if job.algorithm not in SHAPES:
-        raise BadConfiguration(f"{job.algorithm} does not learn from files: choose {', '.join(SHAPES)}")
-    if job.on_policy and not job.algorithm.startswith("distill"):
-        raise BadConfiguration(f"{job.algorithm} learns from replies that are given: leave on_policy out")
-    if job.lora is not None and job.algorithm == "reward-model":
-        raise BadConfiguration("a reward model has a head of its own, which an adapter is not: leave lora out")
-    if job.max_tokens < 1 or job.epochs < 1 or job.steps < 0:
-        raise BadConfiguration("max_tokens and epochs must be above 0, steps not below")
-    return algorithm(job.algorithm, **job.knobs)
-
-
-def _held(job: Job) -> dict[str, Callable[[], State]]:
-    places = {REFERENCE: job.reference or job.model, TEACHER: job.teacher}
-    return {role: partial(checkpoint.adopt, path) for role, path in places.items() if path is not None}
-
-
-def _start(job: Job, learner: Algorithm) -> State:
-    state = checkpoint.adopt(job.model, seed=job.seed)
-    if learner.name != "reward-model":
-        return state
-    scalar = with_scalar_head(state)
-    return replace(scalar, assets={**state.assets, **scalar.assets})
-
-
-def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: RunListener) -> Data:
-    backend.load(state)
-    vocabulary, longest = backend.vocabulary, backend.longest
-    if job.max_length:
-        longest = min(longest, job.max_length)
-    if job.on_policy:
-        longest -= job.max_tokens
-    return shapes.load(
-        rows.read(job.data),
-        shapes.prompt if job.on_policy else SHAPES[job.algorithm],
-        encoder,
-        vocabulary=vocabulary,
-        longest=longest,
-        strict=job.strict,
-        refused=heard.refused,
-    )
-
-
-def _given(items: Sequence[OfflineItem], step: int, chosen: Sequence[int]) -> list[Sample]:
-    return [sample for seq, index in enumerate(chosen) for sample in items[index].samples(seq)]
-
-
-def _about(job: Job, data: Data) -> dict[str, object]:
-    """What must be equal for a run to go on."""
-    loose = {"steps", "epochs", "evaluate_every", "save_every", "keep", "resume", "strict", "device"}
-    described = {name: value for name, value in asdict(job).items() if name not in loose}
-    for name in ("model", "reference", "teacher"):
-        described[name] = _weights(described[name]) if described[name] is not None else None
-    described["knobs"] = dict(sorted(job.knobs.items()))
-    return {**described, "data": data.digest, "out": None}
-
-
-def _weights(directory: Path) -> str:
-    """sha256 hex over the weights and the configuration of a model directory, wherever it lies."""
-    out = hashlib.sha256()
-    for path in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
-        out.update(f"{path.name} {manifest.file_hash(path)}\n".encode())
-    return out.hexdigest()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.offline.data import OfflineItem
 from millrace.trainers.sampling import sample
@@ -32,10 +32,10 @@ class Student:
         self._temperature = temperature
         self._seed = seed
 
-    def answer(self, step: int, chosen: Sequence[int]) -> list[Sample]:
+    def answer(self, step: int, indexes: Sequence[int]) -> list[Sample]:
         """One reply to each of the chosen prompts. Step -1: what is held out, drawn alike each time."""
         model = self._backend.model
-        prompts = [[int(token) for token in self._items[index].readings[0].tokens] for index in chosen]
+        prompts = [[int(token) for token in self._items[index].readings[0].tokens] for index in indexes]
         (word,) = np.random.SeedSequence((self._seed, 2, step + 1)).generate_state(1)
         replies = sample(
             model,

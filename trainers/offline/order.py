@@ -51,8 +51,8 @@ class ItemOrder:
         epoch, place = divmod(step, self.steps)
         trained = np.sort(self._shuffled()[self._aside :])
         draw = np.random.Generator(np.random.PCG64([self.seed, 1, epoch]))
-        mine = draw.permutation(trained)[place * self.batch : (place + 1) * self.batch]
-        return [int(i) for i in mine]
+        batch = draw.permutation(trained)[place * self.batch : (place + 1) * self.batch]
+        return [int(i) for i in batch]
 
     def _shuffled(self) -> NDArray[np.int64]:
         return np.random.Generator(np.random.PCG64([self.seed, 0])).permutation(self.count)

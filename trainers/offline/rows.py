@@ -75,12 +75,12 @@ def _parquet(path: Path) -> Iterator[DataRow]:
 def _saved(path: Path) -> Iterator[DataRow]:
     import datasets
 
-    found = datasets.load_from_disk(str(path))
-    if isinstance(found, datasets.DatasetDict):
-        if "train" not in found:
-            raise BadData(f"{path} has the splits {', '.join(found)}: name the directory of one of them")
-        found = found["train"]
-    for number, content in enumerate(found):
+    loaded = datasets.load_from_disk(str(path))
+    if isinstance(loaded, datasets.DatasetDict):
+        if "train" not in loaded:
+            raise BadData(f"{path} has the splits {', '.join(loaded)}: name the directory of one of them")
+        loaded = loaded["train"]
+    for number, content in enumerate(loaded):
         yield DataRow(f"{path}:{number}", _present(content))
 
 

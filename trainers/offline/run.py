@@ -1,217 +1,159 @@
-"""The loop of training from files: batches in an order of their own, a version now and then, the numbers of each step.
+"""A training from files, from its job to its last version. `millrace sft`, `dpo`, `reward-model` and `distill` call
+`run`, and a Python program may do the same:
 
-Version n holds the weights after n batches, or, where versions are dense, after n times `save_every` batches; so a run
-that was killed goes on from its newest whole version and ends with the same bytes as one that was not. `run.json`
-beside the versions says what made them; another run is refused.
+    run(Job("sft", model=Path("model"), data=Path("lessons.jsonl"), out=Path("versions")))
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import time
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from millrace.infra import durable
-from millrace.trainers import checkpoint, flops, manifest
-from millrace.trainers.backends.fsdp import TorchBackend
+from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.registry import algorithm
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.layout import REFERENCE, TEACHER
+from millrace.trainers.backends.models.build import with_scalar_head
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches.sample import Sample
-from millrace.trainers.checkpoint import Checkpoint, Fault
-from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
+from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Trainer
-from millrace.trainers.offline.heldout import measure
+from millrace.trainers.offline import data as shapes
+from millrace.trainers.offline import rows
+from millrace.trainers.offline.data import Data, Make, OfflineItem
+from millrace.trainers.offline.job import Job
+from millrace.trainers.offline.loop import Batch, RunListener, RunPace, train
+from millrace.trainers.offline.onpolicy import Student
 from millrace.trainers.offline.order import ItemOrder
-from millrace.trainers.state import State
+from millrace.trainers.offline.text import Encoder
+from millrace.trainers.schedule import Schedule
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint, manifest
+from millrace.trainers.weights.checkpoint import Checkpoint, Fault
+from millrace.trainers.weights.state import State
 
-ABOUT = "run.json"
-SAVE_AFTER_S = 300.0
-"""seconds of training that a kill may lose, beside the batch in work"""
-
-Batch = Callable[[int, Sequence[int]], list[Sample]]
-"""Step and items -> their samples; seq is the place among the items. Step -1: of what is held out."""
-
-
-class RunListener:
-    """Hears how a run goes; by itself it says nothing."""
-
-    def refused(self, where: str, reason: str) -> None:
-        """A row is left out."""
-
-    def began(self, step: int, steps: int, items: int) -> None:
-        """Training goes from `step` to `steps`; `items` are learned from."""
-
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One batch is done; `step` counts from 1."""
-
-    def saved(self, written: Checkpoint) -> None:
-        """A version is durable."""
-
-    def noted(self, text: str) -> None:
-        """Something worth a line happened."""
+SHAPES: Mapping[str, Make] = {
+    "sft": shapes.demonstration,
+    "dpo": shapes.pair,
+    "ipo": shapes.pair,
+    "reward-model": shapes.pair,
+    "distill-forward": shapes.demonstration,
+    "distill-reverse": shapes.demonstration,
+}
+"""What each algorithm that learns from files reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunPace:
-    """steps: batches in all. evaluate_every: in batches; 0: at the end alone. save_every: in batches; 0: whenever
-    save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept. dense:
-    versions are counted 1, 2, ... by saves, which needs a save_every, and not by batches."""
-
-    steps: int
-    evaluate_every: int = 0
-    save_every: int = 0
-    keep: int = 2
-    save_after_s: float = SAVE_AFTER_S
-    dense: bool = False
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.keep < 1 or self.evaluate_every < 0 or self.save_every < 0:
-            raise BadConfiguration("steps and keep must be above 0, evaluate_every and save_every not below")
-        if self.dense and not self.save_every:
-            raise BadConfiguration("dense versions are one every save_every batches: set save_every above 0")
-
-    def version(self, step: int) -> int:
-        """The number of the version that holds the weights after `step` batches."""
-        return -(-step // self.save_every) if self.dense else step
-
-    def after(self, version: int) -> int:
-        """How many batches a version has behind it."""
-        return min(version * self.save_every, self.steps) if self.dense else version
-
-
-def train(
-    trainer: Trainer,
-    backend: TorchBackend,
-    begin: Callable[[], State],
-    batch: Batch,
-    order: ItemOrder,
-    pace: RunPace,
-    out: Path,
+def run(
+    job: Job,
     *,
-    about: Mapping[str, object],
-    resume: bool = False,
     trackers: Sequence[Tracker] = (),
     listener: RunListener | None = None,
     fault: Fault = lambda name: None,
 ) -> Checkpoint:
-    """Train `trainer`, whose formed backend is `backend`, until `pace.steps`; gives the last version.
-
-    about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
-    versions and `resume` is not set, or of a run that was another."""
+    """Train as `job` says; gives the last version. Raises TrainerError for what cannot be done."""
     heard = listener or RunListener()
-    begun, state = _beginning(out, about, resume, begin, heard)
-    start = pace.after(begun)
-    trainer.load(state)
-    heard.began(start, pace.steps, order.count - len(order.held_out))
-    evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
-    written = _newest(out, begun)
-    if start == 0 and order.held_out:
-        _log(trackers, heard, 0, evaluate())
-    saved = time.monotonic()
-    for step in range(start + 1, pace.steps + 1):
-        began = time.perf_counter()
-        samples = batch(step - 1, order.items(step - 1))
-        count = trainer.algorithm.minibatches
-        seqs = sorted({sample.seq for sample in samples})
-        cuts = [seqs[len(seqs) * i // count : len(seqs) * (i + 1) // count] for i in range(count)]
-        report = trainer.train(samples, minibatches=cuts, version=step - 1)
-        metrics = report.metrics
-        metrics["tokens_per_second"] = metrics["tokens_computed"] / (time.perf_counter() - began)
-        metrics |= flops.utilisation(state, metrics, 1)
-        metrics["epoch"] = step / order.steps
-        last = step == pace.steps
-        if order.held_out and (last or (pace.evaluate_every and step % pace.evaluate_every == 0)):
-            metrics |= evaluate()
-        if report.unchanged:
-            heard.noted(f"step {step} changed nothing: {report.unchanged}")
-        _log(trackers, heard, step, metrics)
-        fault("offline.after_step")
-        due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
-        if last or due:
-            written = _save(out, pace.version(step), backend, pace.keep, fault)
-            saved = time.monotonic()
-            heard.saved(written)
-            fault("offline.after_save")
-    assert written is not None, "a run has steps"
-    return written
-
-
-def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Mapping[str, float]) -> None:
-    for tracker in trackers:
-        tracker.log(step, metrics)
-    heard.trained(step, metrics)
-
-
-def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequence[int]) -> dict[str, float]:
-    # A student answers anew each time: what it says changes with it.
-    found = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
-    return {f"heldout_{name}": value for name, value in found.items()}
-
-
-def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
-    state = backend.gather()
-    if state is None:
-        raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
-    written = checkpoint.write(out, version, state, fault=fault)
-    for _, path in versions(out)[:-keep]:
-        shutil.rmtree(path)
-    return written
-
-
-# ---- where a run begins
-
-
-def versions(out: Path) -> list[tuple[int, Path]]:
-    """The versions in `out`, oldest first."""
-    found = []
-    for path in out.glob("v*-*"):
-        number = path.name[1:].partition("-")[0]
-        if path.is_dir() and number.isdecimal():
-            found.append((int(number), path))
-    return sorted(found)
-
-
-def _beginning(
-    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], heard: RunListener
-) -> tuple[int, State]:
-    existing = versions(out)
-    path = out / ABOUT
-    if path.is_file() and (existing or resume):
-        _compare(path, about)
-    if existing and not resume:
-        raise BadConfiguration(f"{out} holds versions up to {existing[-1][0]}: go on with --resume, or name another")
-    checkpoint.sweep(out, older_than=0.0)
-    if not path.is_file():
-        _describe(path, about)
-    for number, directory in reversed(existing):
-        try:
-            return number, checkpoint.read(directory)
-        except CorruptCheckpoint as error:
-            heard.noted(f"version {number} is left out: {error}")
-    _describe(path, about)
-    return 0, begin()
-
-
-def _describe(path: Path, about: Mapping[str, object]) -> None:
-    durable.make_folder(path.parent)
-    durable.write(path, json.dumps(about, indent=1, sort_keys=True) + "\n", mode=durable.SHARED)
-
-
-def _compare(path: Path, about: Mapping[str, object]) -> None:
-    theirs, mine = json.loads(path.read_bytes()), json.loads(json.dumps(about))
-    wrong = [name for name in sorted({*theirs, *mine}) if theirs.get(name) != mine.get(name)]
-    if wrong:
-        raise BadConfiguration(
-            f"{path.parent} was made with other settings ({', '.join(wrong)}): use the same, or another directory"
+    learner = _algorithm(job)
+    begin = partial(_start, job, learner)
+    backend = TorchBackend(
+        Adam(weight_decay=job.weight_decay, clip=job.max_grad_norm),
+        device=job.device,
+        compute=Compute(job.bf16, job.checkpointing),
+    )
+    backend.form(0, 1, None, 60.0)
+    try:
+        encoder = Encoder(job.model)
+        data = _read(job, begin(), backend, encoder, heard)
+        order = ItemOrder(len(data.items), job.batch, job.seed, job.holdout)
+        pace = RunPace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
+        total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
+        schedule = Schedule(job.lr, job.warmup, job.decay, total, job.floor)
+        trainer = Trainer(backend, learner, schedule, budget=job.budget, held=_frozen_models(job), lora=job.lora)
+        batch: Batch = partial(_samples_of, data.items)
+        if job.on_policy:
+            student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
+            batch = student.answer
+        return train(
+            trainer,
+            backend,
+            begin,
+            batch,
+            order,
+            pace,
+            job.out,
+            about={**_about(job, data), "decays_over": total},
+            resume=job.resume,
+            trackers=trackers,
+            listener=heard,
+            fault=fault,
         )
+    finally:
+        backend.tear_down()
 
 
-def _newest(out: Path, version: int) -> Checkpoint | None:
-    for number, path in versions(out):
-        if number == version:
-            listing = manifest.load(path)
-            return Checkpoint(path, listing.digest, listing.files)
-    return None
+def _algorithm(job: Job) -> Algorithm:
+    if job.algorithm not in SHAPES:
+        raise BadConfiguration(f"{job.algorithm} does not learn from files: choose {', '.join(SHAPES)}")
+    if job.on_policy and not job.algorithm.startswith("distill"):
+        raise BadConfiguration(f"{job.algorithm} learns from replies that are given: leave on_policy out")
+    if job.lora is not None and job.algorithm == "reward-model":
+        raise BadConfiguration("a reward model has a head of its own, which an adapter is not: leave lora out")
+    if job.max_tokens < 1 or job.epochs < 1 or job.steps < 0:
+        raise BadConfiguration("max_tokens and epochs must be above 0, steps not below")
+    return algorithm(job.algorithm, **job.knobs)
+
+
+def _frozen_models(job: Job) -> dict[str, Callable[[], State]]:
+    places = {REFERENCE: job.reference or job.model, TEACHER: job.teacher}
+    return {role: partial(checkpoint.adopt, path) for role, path in places.items() if path is not None}
+
+
+def _start(job: Job, learner: Algorithm) -> State:
+    state = checkpoint.adopt(job.model, seed=job.seed)
+    if learner.name != "reward-model":
+        return state
+    scalar = with_scalar_head(state)
+    return replace(scalar, assets={**state.assets, **scalar.assets})
+
+
+def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: RunListener) -> Data:
+    backend.load(state)
+    vocabulary, longest = backend.vocabulary, backend.longest
+    if job.max_length:
+        longest = min(longest, job.max_length)
+    if job.on_policy:
+        longest -= job.max_tokens
+    return shapes.load(
+        rows.read(job.data),
+        shapes.prompt if job.on_policy else SHAPES[job.algorithm],
+        encoder,
+        vocabulary=vocabulary,
+        longest=longest,
+        strict=job.strict,
+        refused=heard.refused,
+    )
+
+
+def _samples_of(items: Sequence[OfflineItem], step: int, indexes: Sequence[int]) -> list[Sample]:
+    return [sample for seq, index in enumerate(indexes) for sample in items[index].samples(seq)]
+
+
+def _about(job: Job, data: Data) -> dict[str, object]:
+    """What must be equal for a run to go on."""
+    loose = {"steps", "epochs", "evaluate_every", "save_every", "keep", "resume", "strict", "device"}
+    described = {name: value for name, value in asdict(job).items() if name not in loose}
+    for name in ("model", "reference", "teacher"):
+        described[name] = _weights(described[name]) if described[name] is not None else None
+    described["knobs"] = dict(sorted(job.knobs.items()))
+    return {**described, "data": data.digest, "out": None}
+
+
+def _weights(directory: Path) -> str:
+    """sha256 hex over the weights and the configuration of a model directory, wherever it lies."""
+    out = hashlib.sha256()
+    for path in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
+        out.update(f"{path.name} {manifest.file_hash(path)}\n".encode())
+    return out.hexdigest()

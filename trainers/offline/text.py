@@ -85,12 +85,12 @@ class Encoder:
                     f"the chat template writes message {index} differently once more follow: "
                     "give each reply a row of its own, as prompt and completion"
                 )
-            context, said = self._plain(before[len(done) :]), self._plain(after[len(before) :])
-            trained = len(said)
-            if self.end in said:
-                trained = len(said) - said[::-1].index(self.end)
-            tokens += context + said
-            mask += [0] * len(context) + [1] * trained + [0] * (len(said) - trained)
+            context, answer = self._plain(before[len(done) :]), self._plain(after[len(before) :])
+            trained = len(answer)
+            if self.end in answer:
+                trained = len(answer) - answer[::-1].index(self.end)
+            tokens += context + answer
+            mask += [0] * len(context) + [1] * trained + [0] * (len(answer) - trained)
             done = after
         if not tokens:
             raise BadData("no assistant message to learn from")
@@ -109,8 +109,8 @@ class Encoder:
                 )
             )
         except (TemplateError, TypeError, ValueError, AttributeError, LookupError, RecursionError) as error:
-            said = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-            raise BadData(f"the chat template refuses it: {said[:300]}{_nulls(messages)}") from error
+            reason = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise BadData(f"the chat template refuses it: {reason[:300]}{_nulls(messages)}") from error
 
 
 def _nulls(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -19,13 +19,13 @@ class JsonlTracker(Tracker):
         self._file = (directory / NAME).open("a+b")
         self._file.seek(0)
         self._last = -1
-        whole = 0
+        complete = 0
         for line in self._file:
             if not line.endswith(b"\n"):
                 break
-            whole += len(line)
+            complete += len(line)
             self._last = int(json.loads(line)["step"])
-        self._file.truncate(whole)
+        self._file.truncate(complete)
 
     @property
     def last(self) -> int:

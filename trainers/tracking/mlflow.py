@@ -31,8 +31,8 @@ class MlflowTracker(Tracker):
             directory.mkdir(parents=True, exist_ok=True)
             uri = directory.absolute().as_uri()
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name("millrace")
-        experiment = found.experiment_id if found else self._client.create_experiment("millrace")
+        existing = self._client.get_experiment_by_name("millrace")
+        experiment = existing.experiment_id if existing else self._client.create_experiment("millrace")
         name = run.replace("'", "")
         runs = self._client.search_runs([experiment], f"attributes.run_name = '{name}'", max_results=1)
         self._run = (runs[0] if runs else self._client.create_run(experiment, run_name=name)).info.run_id

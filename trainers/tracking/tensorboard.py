@@ -40,6 +40,6 @@ def points(directory: Path) -> Iterator[tuple[int, dict[str, float]]]:
     event = package("tensorboard.compat.proto.event_pb2", "tensorboard").Event
     for path in sorted(directory.glob("events.out.tfevents.*")):
         for content in loader.RawEventFileLoader(str(path)).Load():
-            made = event.FromString(content)
-            if made.summary.value:
-                yield made.step, {value.tag: value.simple_value for value in made.summary.value}
+            parsed = event.FromString(content)
+            if parsed.summary.value:
+                yield parsed.step, {value.tag: value.simple_value for value in parsed.summary.value}

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 from millrace.consumers.learner.group.agreement import Need
 from millrace.infra import config
 from millrace.infra.errors import ConfigError
-from millrace.trainers.backends.layout import DEEPSPEED, TORCH, Allocation, parse_allocation
-from millrace.trainers.backends.names import ACTOR
-from millrace.trainers.backends.places import RolePlace, places_of, written
+from millrace.trainers.backends.layout import ACTOR, DEEPSPEED, TORCH, Allocation, parse_allocation
+from millrace.trainers.backends.places import RolePlace, format_places, places_of
 from millrace.trainers.errors import BadConfiguration
 
 if TYPE_CHECKING:
-    from millrace.trainers.backends.adam import Adam
-    from millrace.trainers.backends.base import Backend
+    from millrace.trainers.backends.base import Adam, Backend
 
 OF: Mapping[str, tuple[str, ...]] = {
     "precision": (TORCH, DEEPSPEED),
@@ -58,7 +56,7 @@ def canonical(learner: config.Learner) -> str:
     """One text for all settings of `backend` that train alike, whatever their d."""
     actor, *others = chosen(learner)
     layout = actor.layout.within(actor.layout.unit)
-    return written([replace(actor, layout=layout), *others]) if others else str(layout)
+    return format_places([replace(actor, layout=layout), *others]) if others else str(layout)
 
 
 def check(learner: config.Learner, shards: int) -> list[RolePlace]:
@@ -98,7 +96,7 @@ def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
     """An unformed backend for `places`, with the options of `learner`."""
     layout = places[0].layout
     if layout.backend == DEEPSPEED:
-        from millrace.trainers.backends.deepspeed import DeepSpeedBackend
+        from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 
         return DeepSpeedBackend(
             adam,
@@ -111,10 +109,10 @@ def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
 
     if layout.backend != TORCH:
         return make_backend(layout, adam)
-    from millrace.trainers.backends.compute import Compute
+    from millrace.trainers.backends.torch.compute import Compute
 
     return make_backend(
-        written(places),
+        format_places(places),
         adam,
         offload=learner.offload,
         compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),

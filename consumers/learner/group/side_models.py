@@ -10,9 +10,9 @@ from pathlib import Path
 
 from millrace.infra import config
 from millrace.infra.errors import ConfigError
-from millrace.trainers.backends.names import FROZEN
+from millrace.trainers.backends.layout import FROZEN
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.manifest import base_digest
+from millrace.trainers.weights.manifest import base_digest
 
 SUFFIX = ".safetensors"
 

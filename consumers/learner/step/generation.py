@@ -26,9 +26,9 @@ from millrace.infra.errors import RegroupError
 from millrace.infra.log.base import MemberToken
 from millrace.infra.log.history.newest import Head
 from millrace.infra.versions import directory
-from millrace.trainers import checkpoint
 from millrace.trainers.errors import CheckpointError
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 
 IDLE_S = (0.03, 0.12)
 """how long a boundary without work waits: the first, and those after many"""

@@ -28,11 +28,12 @@ from millrace.infra.log.history.newest import Head
 from millrace.infra.versions import directory
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
-from millrace.trainers import checkpoint, delta_files, flops
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers import flops
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.learning import Report
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint, delta_files
+from millrace.trainers.weights.checkpoint import Checkpoint
+from millrace.trainers.weights.state import State
 
 SPARE = 4
 """directories beyond those kept before it is worth asking who serves what"""

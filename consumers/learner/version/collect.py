@@ -24,7 +24,7 @@ from millrace.infra.log.history.kinds import WORKERS
 from millrace.infra.log.history.newest import Head
 from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.versions import directory
-from millrace.trainers.delta_files import FOLDER
+from millrace.trainers.weights.delta_files import FOLDER
 
 log = logging.getLogger(__name__)
 

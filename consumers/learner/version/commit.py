@@ -46,7 +46,7 @@ def commit_version(
 
 
 def checkpoint_fault(name: str) -> None:
-    """The points of `millrace.trainers.checkpoint` and `delta_files`, whose callers say what happens at them, under
+    """The points of `trainers.weights.checkpoint` and `delta_files`, whose callers say what happens at them, under
     names that the list of points finds."""
     match name:
         case "checkpoint.between_files":

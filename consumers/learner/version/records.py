@@ -11,8 +11,8 @@ from millrace.consumers.learner.version.order import Batch
 from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.delta_files import WrittenDelta
 from millrace.trainers.learning import Report, Share
+from millrace.trainers.weights.delta_files import WrittenDelta
 
 ADAPTER = "adapter_config.json"
 """a file that only versions have which are adapters"""

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from millrace.infra import faults
-from millrace.trainers import broadcast
-from millrace.trainers.backends.stores import own_store
+from millrace.trainers.backends.group import open_store
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.tensorfile import open_file
+from millrace.trainers.weights import broadcast
+from millrace.trainers.weights.tensorfile import open_file
 
 CLOSING_S = 0.05
 """how soon the listener notices that it is closed"""
@@ -76,7 +76,7 @@ class WeightSender:
             log.warning("version %d is not sent: %s", version, error)
             return None
         faults.point("sender.before_offer")
-        store = own_store(self._host, self._timeout_s)
+        store = open_store(self._host, self._timeout_s)
 
         def give() -> None:
             try:
@@ -120,7 +120,7 @@ class WeightSender:
 
 
 def _fault(name: str) -> None:
-    """The points of `millrace.trainers.broadcast`, which knows no `infra`, under names that the list finds."""
+    """The points of `millrace.trainers.weights.broadcast`, which knows no `infra`, under names that the list finds."""
     match name:
         case "joining":
             faults.point("sender.joining")

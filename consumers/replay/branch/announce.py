@@ -29,9 +29,9 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.trainers import delta_files
-from millrace.trainers.checkpoint import Checkpoint
-from millrace.trainers.offline.run import RunListener, versions
+from millrace.trainers.offline.loop import RunListener, versions
+from millrace.trainers.weights import delta_files
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 Trained = Callable[[int], Sequence[BranchItem]]
 """the items of a batch, by step"""

@@ -17,7 +17,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
 from millrace.infra.terminal import Terminal
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 
 def branch(

@@ -16,13 +16,12 @@ from millrace.infra.config import Settings, masking
 from millrace.infra.errors import BranchError
 from millrace.infra.log.topics import NAME
 from millrace.infra.process import cuda
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm
-from millrace.trainers.backends.base import REFERENCE, TEACHER
-from millrace.trainers.backends.layout import TORCH
-from millrace.trainers.manifest import base_digest
+from millrace.trainers.backends.layout import REFERENCE, TEACHER, TORCH
 from millrace.trainers.schedule import Decay
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.manifest import base_digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from millrace.consumers.replay.branch.items import BranchItem
 from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
-from millrace.trainers.checkpoint import Checkpoint
+from millrace.trainers.weights.checkpoint import Checkpoint
 
 NO_SEQ = -1
 SUMMED = (

@@ -41,18 +41,19 @@ from millrace.infra.log.history.newest import Head
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.history.reader import History
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.fsdp import Adam, TorchBackend
+from millrace.trainers.backends.base import Adam
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Trainer
-from millrace.trainers.lora import merged
+from millrace.trainers.offline.loop import ABOUT, RunListener, RunPace, train
 from millrace.trainers.offline.order import ItemOrder
-from millrace.trainers.offline.run import ABOUT, RunListener, RunPace, train
 from millrace.trainers.schedule import Schedule
-from millrace.trainers.state import State
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.lora import merge
+from millrace.trainers.weights.state import State
 
 READ_AT_ONCE = 512
 """items whose samples are fetched together to be scored"""
@@ -372,7 +373,7 @@ class Brancher:
 
 def _beginning(parent: Parent, seed: int) -> State:
     """The parent's weights, with an optimizer that has not stepped yet."""
-    state = merged(checkpoint.read(parent.directory, digest=parent.digest))
+    state = merge(checkpoint.read(parent.directory, digest=parent.digest))
     return replace(state, moments={}, step=0, seed=seed, critic=None)
 
 

@@ -1,4 +1,4 @@
-"""The bus in memory: the contract of `infra.bus.base` without a broker, deterministic, for tests and capacity studies.
+"""The bus in memory: the contract of `infra.log.base` without a broker, deterministic, for tests and capacity studies.
 
 It is Kafka's semantics, not its protocols: records lie in the log from `send` on and become visible when their
 transaction is decided; a decision writes a marker, an abort leaves holes; a group has a generation that every join,
@@ -10,12 +10,10 @@ Mutations for tests: `fencing=False` lets former owners and former generations c
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from millrace.infra import faults
-from millrace.infra.errors import TooLargeError, TopicError
 from millrace.infra.log.base import (
     Bus,
     GroupMember,
@@ -23,7 +21,6 @@ from millrace.infra.log.base import (
     Member,
     OnAssign,
     OnRevoke,
-    Outgoing,
     Place,
     Publisher,
     Record,
@@ -32,14 +29,13 @@ from millrace.infra.log.base import (
     Transactor,
 )
 from millrace.infra.log.memory.read import MemoryMember, MemoryTail
-from millrace.infra.log.memory.state import MemoryGroup, PartitionLog
+from millrace.infra.log.memory.state import MemoryGroup, MemoryState, PartitionLog
 from millrace.infra.log.memory.write import MemoryPublisher, MemoryTransactor
 from millrace.infra.log.specs import alterations, compare
-from millrace.infra.log.topics import partition_of
 from millrace.schemas.ids import now_micros
 
 
-class MemoryBus(Bus):
+class MemoryBus(MemoryState, Bus):
     """A log in this process. Safe to share between threads; with timeouts of 0 nothing ever waits."""
 
     def __init__(
@@ -50,16 +46,8 @@ class MemoryBus(Bus):
         clock: Callable[[], int] = now_micros,
         max_bytes: int = 1 << 20,
     ) -> None:
-        self.fencing = fencing
-        self.clock = clock
-        self.max_bytes = max_bytes
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        super().__init__(fencing, clock, max_bytes)
         self.specs: dict[str, TopicSpec] = {}
-        self.logs: dict[str, list[PartitionLog]] = {}
-        self.groups: dict[str, MemoryGroup] = {}
-        self.owners: dict[str, MemoryTransactor] = {}
-        self._ids = 0
         self.ensure_topics([TopicSpec(name, count) for name, count in (topics or {}).items()])
 
     # -- topics
@@ -77,18 +65,8 @@ class MemoryBus(Bus):
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
         compare(specs, self.specs)
 
-    def of(self, topic: str) -> list[PartitionLog]:
-        """The partitions of a topic. Raises TopicError."""
-        logs = self.logs.get(topic)
-        if logs is None:
-            raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
-        return logs
-
     def topics(self, prefix: str) -> list[str]:
         return sorted(name for name in self.logs if name.startswith(prefix))
-
-    def partitions(self, topic: str) -> int:
-        return len(self.of(topic))
 
     def starts(self, topic: str) -> dict[int, int]:
         return {p: log.start for p, log in enumerate(self.of(topic))}
@@ -145,23 +123,6 @@ class MemoryBus(Bus):
         faults.point("transactor.after_fence")
         return owner
 
-    def append(self, out: Outgoing, owner: MemoryTransactor | None) -> Place:
-        """Write one record, as part of `owner`'s transaction or decided at once."""
-        logs = self.of(out.topic)
-        if out.value is not None and len(out.value) > self.max_bytes:
-            raise TooLargeError(
-                f"{len(out.value)} bytes for {out.topic}: store it as a claim (`millrace.infra.log.blobs`)"
-            )
-        partition = partition_of(out.key, len(logs)) if out.partition is None else out.partition
-        if partition >= len(logs):
-            raise TopicError(f"{out.topic} has no partition {partition}")
-        log = logs[partition]
-        offset = len(log.entries)
-        if owner is not None and owner not in log.open:
-            log.open[owner] = offset
-        log.entries.append(Record(out.topic, partition, offset, out.key, out.value, out.headers, self.clock()))
-        return Place(out.topic, partition, offset)
-
     # -- groups
 
     def member(
@@ -192,18 +153,6 @@ class MemoryBus(Bus):
                 for name, m in found.members.items()
             )
             return GroupView(stable, rows)
-
-    def expel(self, group: str, member_id: str) -> bool:
-        with self.lock:
-            found = self.groups.get(group)
-            if found is None or found.members.pop(member_id, None) is None:
-                return False
-            found.rebalance(self.partitions(found.topic))
-            return True
-
-    def next_id(self) -> int:
-        self._ids += 1
-        return self._ids
 
     # -- what tests do to a log
 

@@ -6,7 +6,6 @@ Invariant: whatever changes a group holds the bus's lock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from millrace.infra.errors import RefusedError, TopicError, UnreachableError
 from millrace.infra.log.base import (
@@ -19,15 +18,13 @@ from millrace.infra.log.base import (
     Record,
     Tail,
 )
-
-if TYPE_CHECKING:
-    from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.log.memory.state import MemoryState
 
 
 class _Reader:
     """Positions over partitions, read in turn so that no partition starves."""
 
-    def __init__(self, bus: MemoryBus) -> None:
+    def __init__(self, bus: MemoryState) -> None:
         self._bus = bus
         self.at: dict[tuple[str, int], int] = {}
         self.paused: set[tuple[str, int]] = set()
@@ -73,7 +70,7 @@ class _Reader:
 
 
 class MemoryTail(Tail):
-    def __init__(self, bus: MemoryBus, positions: Mapping[tuple[str, int], int]) -> None:
+    def __init__(self, bus: MemoryState, positions: Mapping[tuple[str, int], int]) -> None:
         self._reader = _Reader(bus)
         for (topic, partition), offset in positions.items():
             self._reader.start(topic, partition, offset)
@@ -94,7 +91,7 @@ class MemoryTail(Tail):
 class MemoryMember(Member):
     def __init__(
         self,
-        bus: MemoryBus,
+        bus: MemoryState,
         group: str,
         topic: str,
         client_id: str,

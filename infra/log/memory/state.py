@@ -1,17 +1,32 @@
-"""What the bus in memory keeps: logs and groups. Whoever changes one holds the bus's lock."""
+"""What the bus in memory holds: logs, groups and owners of transactional ids.
+
+Invariant: the bus's lock is held by whoever changes one of them.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from millrace.infra.log.base import (
-    Record,
-)
+from millrace.infra.errors import TooLargeError, TopicError
+from millrace.infra.log.base import Outgoing, Place, Record
+from millrace.infra.log.topics import partition_of
 
-if TYPE_CHECKING:
-    from millrace.infra.log.memory.read import MemoryMember
-    from millrace.infra.log.memory.write import MemoryTransactor
+
+class TransactionOwner(Protocol):
+    """A transactor, as the log and its successor know it."""
+
+    def fence(self, *, dead: bool) -> None:
+        """A new owner came: abort what is in doubt and, if `dead`, refuse everything else."""
+
+
+class GroupMembership(Protocol):
+    """A member, as its group knows it."""
+
+    client_id: str
+    generation: int
 
 
 class PartitionLog:
@@ -22,7 +37,7 @@ class PartitionLog:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.entries: list[Record | None] = []
-        self.open: dict[MemoryTransactor, int] = {}
+        self.open: dict[TransactionOwner, int] = {}
         self.start = 0
 
     @property
@@ -34,7 +49,7 @@ class PartitionLog:
 class MemoryGroup:
     topic: str
     generation: int = 0
-    members: dict[str, MemoryMember] = field(default_factory=dict)
+    members: dict[str, GroupMembership] = field(default_factory=dict)
     assignment: dict[str, set[int]] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
     pending: dict[int, int] = field(default_factory=dict)
@@ -56,3 +71,58 @@ class MemoryGroup:
             if names:
                 kept[min(names, key=lambda n: len(kept[n]))].append(p)
         self.assignment = {name: set(owned) for name, owned in kept.items()}
+
+
+class MemoryState:
+    """The state that a bus shares with its readers and writers. fencing: whether former owners and former generations
+    are refused; clock: gives the micros of a record; max_bytes: of a record's value."""
+
+    def __init__(self, fencing: bool, clock: Callable[[], int], max_bytes: int) -> None:
+        self.fencing = fencing
+        self.clock = clock
+        self.max_bytes = max_bytes
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.logs: dict[str, list[PartitionLog]] = {}
+        self.groups: dict[str, MemoryGroup] = {}
+        self.owners: dict[str, TransactionOwner] = {}
+        self._ids = 0
+
+    def of(self, topic: str) -> list[PartitionLog]:
+        """The partitions of a topic. Raises TopicError."""
+        logs = self.logs.get(topic)
+        if logs is None:
+            raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
+        return logs
+
+    def partitions(self, topic: str) -> int:
+        return len(self.of(topic))
+
+    def append(self, out: Outgoing, owner: TransactionOwner | None) -> Place:
+        """Write one record, as part of `owner`'s transaction or decided at once."""
+        logs = self.of(out.topic)
+        if out.value is not None and len(out.value) > self.max_bytes:
+            raise TooLargeError(
+                f"{len(out.value)} bytes for {out.topic}: store it as a claim (`millrace.infra.log.blobs`)"
+            )
+        partition = partition_of(out.key, len(logs)) if out.partition is None else out.partition
+        if partition >= len(logs):
+            raise TopicError(f"{out.topic} has no partition {partition}")
+        log = logs[partition]
+        offset = len(log.entries)
+        if owner is not None and owner not in log.open:
+            log.open[owner] = offset
+        log.entries.append(Record(out.topic, partition, offset, out.key, out.value, out.headers, self.clock()))
+        return Place(out.topic, partition, offset)
+
+    def expel(self, group: str, member_id: str) -> bool:
+        with self.lock:
+            memory_group = self.groups.get(group)
+            if memory_group is None or memory_group.members.pop(member_id, None) is None:
+                return False
+            memory_group.rebalance(self.partitions(memory_group.topic))
+            return True
+
+    def next_id(self) -> int:
+        self._ids += 1
+        return self._ids

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
@@ -20,14 +19,11 @@ from millrace.infra.log.base import (
     Sent,
     Transactor,
 )
-from millrace.infra.log.memory.state import MemoryGroup
-
-if TYPE_CHECKING:
-    from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.log.memory.state import MemoryGroup, MemoryState
 
 
 class MemoryPublisher(Publisher):
-    def __init__(self, bus: MemoryBus, *, gapless: bool) -> None:
+    def __init__(self, bus: MemoryState, *, gapless: bool) -> None:
         self._bus = bus
         self._gapless = gapless
         self._failed: BusError | None = None
@@ -54,7 +50,7 @@ class MemoryPublisher(Publisher):
 class MemoryTransactor(Transactor):
     """One incarnation of a transactional id."""
 
-    def __init__(self, bus: MemoryBus, transactional_id: str) -> None:
+    def __init__(self, bus: MemoryState, transactional_id: str) -> None:
         self._bus = bus
         self._id = transactional_id
         self._fenced = False

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.main import app
+from millrace.apps.demo import sort_digits, tiny
 from millrace.consumers import version_zero
 from millrace.consumers.audit import audit
 from millrace.consumers.evaluation import find
@@ -24,11 +25,10 @@ from millrace.infra.log.history.kinds import SCORES
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.ids import new_id
-from millrace.trainers import checkpoint, manifest, tiny
 from millrace.trainers.evaluation.answering import answer
 from millrace.trainers.evaluation.answering import load as load_model
 from millrace.trainers.offline.text import Encoder
-from millrace.trainers.tasks import sort_digits
+from millrace.trainers.weights import checkpoint, manifest
 from tests.support import lessons
 from tests.support.learners import entries
 from tests.support.scored import evaluation as evaluation_of

@@ -12,13 +12,13 @@ import pytest
 
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.evaluation import EvaluationOptions, evaluate, questions
+from millrace.apps.demo import sort_digits
 from millrace.consumers.evaluation import Committed
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError, GatewayError
 from millrace.infra.process.net import free_ports
-from millrace.trainers.tasks import sort_digits
 from tests.support import chat_tokenizer, lessons
 from tests.support.gateway_world import ScriptedEngine, World, world
 

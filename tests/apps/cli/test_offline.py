@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli import training
 from millrace.apps.cli.main import app
-from millrace.trainers import checkpoint
 from millrace.trainers.tracking.jsonl import points
+from millrace.trainers.weights import checkpoint
 from tests.support import lessons, tracked
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from millrace.consumers.audit import LawFinding, audit
 from millrace.consumers.audit import files as audit_files
-from millrace.trainers.manifest import NAME, Manifest
+from millrace.trainers.weights.manifest import NAME, Manifest
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

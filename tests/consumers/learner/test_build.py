@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from millrace.apps.demo import tiny
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.version.collect import collect
 from millrace.consumers.policy_names import topics as policy_topics
@@ -20,13 +21,13 @@ from millrace.consumers.reloader.directory import check
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.schemas import codec
-from millrace.trainers import checkpoint, tiny
 from millrace.trainers.algorithms.registry import algorithm, names, policy
 from millrace.trainers.algorithms.repair import Rejection
-from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.deepspeed_engine import Zero
-from millrace.trainers.backends.models import SCORE, with_scalar_head
+from millrace.trainers.backends.deepspeed.engine import Zero
+from millrace.trainers.backends.models.build import SCORE, with_scalar_head
+from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.schedule import Schedule
+from millrace.trainers.weights import checkpoint
 from tests.support.feed import feed, settings_for
 from tests.support.learners import entries
 

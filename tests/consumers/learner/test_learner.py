@@ -17,8 +17,8 @@ from millrace.infra.errors import LedgerError, UnreachableError
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
-from millrace.trainers import checkpoint, manifest
 from millrace.trainers.learning import Trainer
+from millrace.trainers.weights import checkpoint, manifest
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 

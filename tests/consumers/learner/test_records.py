@@ -15,7 +15,7 @@ from millrace.consumers.evaluation import find
 from millrace.consumers.policy_names import topics, weights_root
 from millrace.schemas import codec
 from millrace.schemas.records import WeightVersion
-from millrace.trainers.manifest import base_digest
+from millrace.trainers.weights.manifest import base_digest
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 

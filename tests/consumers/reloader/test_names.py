@@ -15,9 +15,9 @@ from millrace.consumers.reloader.compose import compose, fetch
 from millrace.consumers.reloader.directory import check
 from millrace.infra.errors import ClaimError, ReloadError
 from millrace.infra.log.blobs import ClaimStore
-from millrace.trainers import manifest
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.manifest import Manifest, is_plain
+from millrace.trainers.weights import manifest
+from millrace.trainers.weights.manifest import Manifest, is_plain
 from tests.support.chains import Chain, write_chain
 
 TAKEN = (".json", ".txt", ".jinja", ".model", ".safetensors")

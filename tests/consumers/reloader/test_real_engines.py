@@ -19,9 +19,9 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.trainers import checkpoint
-from millrace.trainers.state import State
-from millrace.trainers.untie import HEAD, untied
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.hugging_face import OUTPUT, untie
+from millrace.trainers.weights.state import State
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, statuses, weight_event
 from tests.support.crowd import Crowd, check_versions
@@ -86,14 +86,14 @@ def tied(folders: list[Path], tmp_path: Path) -> Path:
     """A model whose output matrix is its input embeddings, otherwise like those that the engines began with."""
     state = checkpoint.adopt(folders[1])
     config = json.loads(state.assets["config.json"]) | {"tie_word_embeddings": True}
-    weights = {name: tensor for name, tensor in state.weights.items() if name != HEAD}
+    weights = {name: tensor for name, tensor in state.weights.items() if name != OUTPUT}
     assets = {**state.assets, "config.json": json.dumps(config).encode()}
     return made(tmp_path / "tied", replace(state, weights=weights, assets=assets))
 
 
 def untied_versions(tied: Path, folder: Path) -> list[Path]:
     """Version 0 as `policy create --untie` makes it of a tied model, and one that was trained after it."""
-    first = untied(checkpoint.adopt(tied))
+    first = untie(checkpoint.adopt(tied))
     noise = torch.Generator().manual_seed(1)
     trained = {
         name: tensor + torch.randn(tensor.shape, generator=noise) * tensor.std() / 2
@@ -119,7 +119,7 @@ async def test_a_model_that_was_tied_samples_with_each_new_version_of_its_own_he
             replies.append(reply)
     assert max(differences(tied, PROMPT, replies[0].token_ids, replies[0].logprobs)) < EXACT, "the same at first"
     old_head = checkpoint.adopt(versions[1])
-    kept = replace(old_head, weights={**old_head.weights, HEAD: checkpoint.adopt(versions[0]).weights[HEAD]})
+    kept = replace(old_head, weights={**old_head.weights, OUTPUT: checkpoint.adopt(versions[0]).weights[OUTPUT]})
     folder = made(tmp_path / "kept", kept)
     wrong = differences(folder, PROMPT, replies[1].token_ids, replies[1].logprobs)
     assert max(wrong) > 1000 * EXACT, "an engine that kept the old output matrix would be told from a right one"

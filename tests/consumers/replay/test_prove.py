@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from millrace.apps.demo import tiny
 from millrace.consumers import policy_names
 from millrace.consumers.learner.group import identity
 from millrace.consumers.replay.command import ReplayOptions, proving
@@ -24,7 +25,7 @@ from millrace.consumers.replay.prove import Outcome
 from millrace.infra.errors import ConfigError, ProofError
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
-from millrace.trainers import checkpoint, tiny
+from millrace.trainers.weights import checkpoint
 from tests.support import forked
 from tests.support.feed import feed
 from tests.support.learners import Place, entries

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from millrace.apps.demo import tiny
 from millrace.consumers import policy_names
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec
@@ -24,7 +25,6 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas.records import Reward
 from millrace.testing.world import World
-from millrace.trainers import tiny
 from tests.support.branches import violations
 from tests.support.deployed import Deployed, deploy, weights
 from tests.support.documents import ROOT

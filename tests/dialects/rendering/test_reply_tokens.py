@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.apps.demo import tiny
 from millrace.dialects.rendering import reply_tokens as module
 from millrace.dialects.rendering.base import Renderer
 from millrace.dialects.rendering.package import PackagedRenderer
 from millrace.dialects.rendering.reply_tokens import Unspoken, spoken
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
-from millrace.trainers import tiny
 from tests.dialects.rendering.conftest import QWEN3
 from tests.support import chat_tokenizer
 from tests.support.families import FAMILIES, Family

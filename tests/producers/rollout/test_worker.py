@@ -14,10 +14,10 @@ from typing import Any
 import openai
 import pytest
 
+from millrace.apps.demo import sort_agent
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Outgoing, TopicSpec
-from millrace.producers.examples import sort_agent
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.progress import GrantProgress

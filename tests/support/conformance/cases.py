@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.trainers.backends.layout import parse
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 from tests.support.samples import small_state
 
 QWEN2, QWEN3, MOE = "qwen2", "qwen3", "qwen3_moe"

@@ -11,11 +11,10 @@ from torch.distributed.distributed_c10d import Store
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
-from millrace.trainers.backends.base import Backend
+from millrace.trainers.backends.base import Adam, Backend
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.backends.fsdp import Adam
 from millrace.trainers.learning import Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 from tests.support.ranks import meet
 from tests.support.samples import random_samples
 from tests.support.steps import HELD, train_share

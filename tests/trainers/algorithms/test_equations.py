@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.algorithms.equations import SYMBOLS, Equation
 from millrace.trainers.algorithms.others import OTHERS
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
 from millrace.trainers.batches.sample import Sample
+from tests.support.algorithms.equations import SYMBOLS, Equation
+from tests.support.algorithms.table import PAGES
 from tests.support.samples import random_samples
 from tests.support.weighing import current, draw_scores, weighed
 
 Values = SimpleNamespace
-EQUATIONS: dict[str, Equation] = {name: told.equation for name, told in {**PRESETS, **OTHERS}.items()}
+EQUATIONS: dict[str, Equation] = {name: page.equation for name, page in PAGES.items()}
 CLAMP = {"rejection": {"action": "clamp", "upper": 1.1}}
 BITING: dict[str, dict[str, Any]] = {
     "dapo": {"max_new_tokens": 10, "overlong_tokens": 6},
@@ -315,5 +316,5 @@ def test_every_algorithm_has_an_equation_and_its_lines_are_used() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_a_knob_that_is_set_turns_a_term(name: str) -> None:
-    told = PRESETS[name] if name in PRESETS else OTHERS[name]
-    assert set(told.knobs) <= {knob for line in told.equation for knob in line.knobs}
+    entry = PRESETS[name] if name in PRESETS else OTHERS[name]
+    assert set(entry.knobs) <= {knob for line in EQUATIONS[name] for knob in line.knobs}

@@ -12,10 +12,11 @@ import pytest
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
 from millrace.trainers.algorithms.others import OTHERS
-from millrace.trainers.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
-from millrace.trainers.algorithms.papers import SOURCES
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import names, policy
+from tests.support.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
+from tests.support.algorithms.papers import SOURCES
+from tests.support.algorithms.table import PAGES
 
 FOLDER = Path(__file__).parents[3] / "docs" / "algorithms"
 MADE = pages()
@@ -23,7 +24,7 @@ MADE = pages()
 
 def test_the_pages_are_what_the_code_says() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.md") if path.name not in WRITTEN}
-    assert found == MADE, "run: python -m millrace.trainers.algorithms.pages docs/algorithms"
+    assert found == MADE, "run: python -m tests.support.algorithms.pages docs/algorithms"
 
 
 def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:
@@ -31,19 +32,20 @@ def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:
         assert f"| [`{name}`]({name}.md) |" in MADE[INDEX]
         assert f"({CURVES}/{name}.svg)" in MADE[f"{name}.md"]
     assert {path.stem for path in (FOLDER / CURVES).iterdir()} == set(names())
-    assert {told.family for told in (*PRESETS.values(), *OTHERS.values())} == FAMILIES.keys()
+    assert list(PAGES) == names()
+    assert {page.family for page in PAGES.values()} == FAMILIES.keys()
     for kind in (Knobs, *(other.kind for other in OTHERS.values())):
         assert [name for _, name, _, _ in knob_comments(kind)] == [field.name for field in fields(kind)]
 
 
 def test_a_page_begins_with_the_whole_objective() -> None:
     for name in names():
-        told = PRESETS[name] if name in PRESETS else OTHERS[name]
+        equation = PAGES[name].equation
         first = re.search(r"```text\n(.+?)\n```", MADE[f"{name}.md"], re.DOTALL)
         assert first is not None
-        assert first[1] == block(told.equation)
+        assert first[1] == block(equation)
         assert max(map(len, first[1].splitlines())) <= 120
-        for line in told.equation:
+        for line in equation:
             for knob in line.knobs:
                 assert re.search(rf"^\| `{re.escape(line.term)}` \| .*`{knob}`", MADE[f"{name}.md"], re.MULTILINE)
 
@@ -80,6 +82,7 @@ def test_pages_say_only_what_is_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     """Another algorithm adds its page, and a row to the index; no other page changes."""
     assert max(len(MADE[f"{name}.md"].split()) for name in names()) < 400
     monkeypatch.setitem(PRESETS, "another", PRESETS["gspo"])
+    monkeypatch.setitem(PAGES, "another", PAGES["gspo"])
     changed = {name for name, content in pages().items() if MADE.get(name) != content}
     assert changed == {INDEX, "another.md"}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.distributed_c10d import _world
 
-from millrace.trainers.backends.group import FORM_S, RankGroup
+from millrace.trainers.backends.group import FORM_S, RankGroup, open_store
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import Clock
 
@@ -60,3 +61,16 @@ def test_a_group_that_fails_inside_leaves_nothing_and_the_next_has_its_first_nam
     assert _world.group_count == 0
     group.join(0, 1, None, 5.0)
     assert group.formed
+
+
+def test_a_store_listens_on_its_host_alone() -> None:
+    store = open_store("127.0.0.1", 1.0)
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == store.port
+    }
+    assert listening == {"127.0.0.1"}
+    peer = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    peer.set("key", "value")
+    assert store.get("key") == b"value"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.backends.layout import DIMENSIONS, Allocation, Component, Layout, parse, parse_allocation
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.errors import BadConfiguration
 
 SIZE = st.sampled_from([1, 2, 3, 4, 8])

@@ -10,13 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.learning import Report
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support.ranks import Ranks
 from tests.support.samples import VOCABULARY, random_samples, small_state
 from tests.support.steps import form_again, form_and_leave, form_and_wait, form_in_vain_then_together, train

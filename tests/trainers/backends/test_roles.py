@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import HashStore
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.backends.fsdp import TorchBackend
 from millrace.trainers.backends.layout import parse_allocation
 from millrace.trainers.backends.places import places_of
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import ADVANTAGES, KEEP, RETURNS, Packed, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed

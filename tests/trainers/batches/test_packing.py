@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from millrace.trainers.algorithms.sft import Sft
-from millrace.trainers.backends.forward import token_logprobs
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.forward import token_logprobs
 from millrace.trainers.batches.packing import Packed, cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration

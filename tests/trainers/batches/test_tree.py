@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.compute import Compute
-from millrace.trainers.backends.forward import token_logprobs
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.forward import token_logprobs
+from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches import tree
 from millrace.trainers.batches.packing import Packed, cut, pack
 from millrace.trainers.batches.sample import Sample

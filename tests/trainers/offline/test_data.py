@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from millrace.trainers import tiny
+from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
 from millrace.trainers.offline.data import Data, Make, demonstration, load, pair, prompt
 from millrace.trainers.offline.rows import DataRow, read

@@ -13,14 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from millrace.trainers import checkpoint, tiny
+from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
 from millrace.trainers.evaluation import answering
-from millrace.trainers.lora import Lora
-from millrace.trainers.manifest import NAME
-from millrace.trainers.offline.job import Job, run
-from millrace.trainers.offline.run import RunListener, RunPace, versions
+from millrace.trainers.offline.job import Job
+from millrace.trainers.offline.loop import RunListener, RunPace, versions
+from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker, points
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.adapter import Lora
+from millrace.trainers.weights.manifest import NAME
 from tests.support import lessons
 from tests.support.documents import ROOT
 from tests.support.dying_offline import job as dying_job
@@ -204,7 +206,7 @@ def test_a_kill_loses_little_without_any_setting(
 ) -> None:
     """Versions come by the clock; here it has always struck."""
     whole = run(short("sft", model, shown, tmp_path / "whole", steps=4))
-    monkeypatch.setattr("millrace.trainers.offline.job.RunPace", partial(RunPace, save_after_s=0.0))
+    monkeypatch.setattr("millrace.trainers.offline.run.RunPace", partial(RunPace, save_after_s=0.0))
     made = short("sft", model, shown, tmp_path / "killed", steps=4)
     steps: list[str] = []
 

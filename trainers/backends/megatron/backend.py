@@ -16,18 +16,16 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Store
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.base import ACTOR, CRITIC, TEACHER, Backend, StepResult
-from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.base import Adam, Backend, StepResult
 from millrace.trainers.backends.group import RankGroup, check
-from millrace.trainers.backends.head import LOGITS
-from millrace.trainers.backends.layout import MEGATRON, Layout
+from millrace.trainers.backends.layout import ACTOR, CRITIC, MEGATRON, TEACHER, Layout
 from millrace.trainers.backends.megatron.groups import EXTRA, MegatronGroups, close_groups, open_groups
+from millrace.trainers.backends.models.head import LOGITS
 from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration, NotFormed
-from millrace.trainers.phase_clock import Clock
-from millrace.trainers.state import State
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
+from millrace.trainers.weights.state import State
 
 if TYPE_CHECKING:
     from millrace.trainers.backends.megatron.forward import MicroBatchRun
@@ -160,13 +158,13 @@ class MegatronBackend(Backend):
     def _ask(
         self, role: str, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
-        from millrace.trainers.backends.megatron.transfer import tell
+        from millrace.trainers.backends.megatron.transfer import broadcast_scores
 
         trainee = self._role(role)
         with self.clock.phase("forward"):
-            found = trainee.score(micros, what)
-            known = tell(found, sizes, self._formed, self.device)
-        return [vector.cpu() for vector in known]
+            scores = trainee.score(micros, what)
+            rows = broadcast_scores(scores, sizes, self._formed, self.device)
+        return [vector.cpu() for vector in rows]
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR

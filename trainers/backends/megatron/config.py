@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from transformers import AutoConfig
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models import SCALAR
+from millrace.trainers.backends.models.build import SCALAR
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 
 if TYPE_CHECKING:

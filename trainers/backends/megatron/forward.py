@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
-from millrace.trainers.backends.forward import Compared
-from millrace.trainers.backends.head import Of, Rows
 from millrace.trainers.backends.layout import Layout
+from millrace.trainers.backends.models.forward import Compared
+from millrace.trainers.backends.models.head import Of, Rows
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
 
@@ -49,7 +49,7 @@ def feed(batch: Packed, layout: Layout, part: int) -> Feed:
     if extra:
         bounds.append((total, extra, 1))  # idle tokens, each a sample of its own
     each = (total + extra) // layout.c
-    mine = slice(part * each, (part + 1) * each)
+    piece = slice(part * each, (part + 1) * each)
     if layout.c == 1:
         mask = torch.tensor(bounds, dtype=torch.int64)
     else:
@@ -57,11 +57,11 @@ def feed(batch: Packed, layout: Layout, part: int) -> Feed:
             torch.tensor([length for _, count, length in bounds for _ in range(count)], device=device)
         )
         steps = torch.arange(total + extra, device=device)
-        mask = (owners[mine, None] == owners[None]) & (steps[mine, None] >= steps[None])
+        mask = (owners[piece, None] == owners[None]) & (steps[piece, None] >= steps[None])
     of = torch.div(batch.at, each, rounding_mode="floor")
     counts = tuple(torch.bincount(of, minlength=layout.c).tolist())
     rows = batch.at[of == part] - part * each
-    return Feed(batch, tokens[:, mine], positions[:, mine], mask, rows, counts)
+    return Feed(batch, tokens[:, piece], positions[:, piece], mask, rows, counts)
 
 
 class _Parts(torch.autograd.Function):
@@ -115,7 +115,7 @@ class MicroBatchRun:
         a time; entropies float32[M] of this model."""
         if self.taught is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
-        theirs, score = self.taught()
+        hidden, score = self.taught()
 
         def both(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             distribution = torch.log_softmax(scores / temperature, dim=-1)
@@ -123,7 +123,7 @@ class MicroBatchRun:
                 target = torch.log_softmax(score(their).float() / temperature, dim=-1)
             return of(distribution, target), _entropy(distribution)
 
-        return self._pieces(both, theirs)
+        return self._pieces(both, hidden)
 
     def _pieces(self, of: Of, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What `of` makes of the logits [n, V] and the rows of `beside` [m, ...]: float32[M] twice, the second without

@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import expert_tensor
 from millrace.trainers.backends.megatron.weights import Coordinates
+from millrace.trainers.private_apis import forget_partial_group
 
 EXTRA = (
     "megatron-core is not installed: run `make setup`, elsewhere `pip install -e '.[backends]'`, or use a torch: layout"
@@ -87,4 +88,4 @@ def close_groups() -> None:
 
     if state.model_parallel_is_initialized():
         state.destroy_model_parallel()
-        state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # Megatron forgets to
+        forget_partial_group(state)

@@ -160,8 +160,8 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
         """[n, H] -> [n, V], on the last stage."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         logits, _none = self.output_layer(rows[:, None], weight=weight)
-        whole: torch.Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
-        return whole[:, 0, : self.arch.vocabulary]
+        joined: torch.Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+        return joined[:, 0, : self.arch.vocabulary]
 
 
 def _mark_split(model: torch.nn.Module) -> None:

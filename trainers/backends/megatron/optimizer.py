@@ -17,10 +17,11 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MixedPrecisionOptimizer
 from torch.distributed import ProcessGroup
 
-from millrace.trainers.backends.adam import Adam
+from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Piece, fill
-from millrace.trainers.state import State
+from millrace.trainers.private_apis import shard_range
+from millrace.trainers.weights.state import State
 
 
 class Optimizer:
@@ -38,8 +39,8 @@ class Optimizer:
         for part in self._parts:
             for models, mains in zip(part.model_fp32_groups, part.shard_fp32_groups, strict=True):
                 for model, main in zip(models, mains, strict=True):
-                    found = part._get_model_param_range_map(model)["param"]
-                    self._shards[id(model)] = (main, found.start, found.end, part.optimizer)
+                    extent = shard_range(part, model)
+                    self._shards[id(model)] = (main, extent.start, extent.end, part.optimizer)
 
     def _part(
         self, parameters: Sequence[torch.nn.Parameter], buffers: Sequence[object], group: ProcessGroup, *, expert: bool
@@ -53,7 +54,7 @@ class Optimizer:
             "is_decoupled_lr": False,
         }
         with torch.no_grad():
-            made = DistributedOptimizer(
+            optimizer = DistributedOptimizer(
                 torch.optim.AdamW(
                     [settings], betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
                 ),
@@ -73,8 +74,8 @@ class Optimizer:
                 data_parallel_group_idx=0,
                 distributed_optimizer_instance_id=0,
             )
-        made.tp_group = parallel_state.get_tensor_model_parallel_group()
-        return made
+        optimizer.tp_group = parallel_state.get_tensor_model_parallel_group()
+        return optimizer
 
     # ---- a step
 
@@ -109,28 +110,28 @@ class Optimizer:
 
     # ---- moments
 
-    def load(self, found: Mapping[str, list[Piece]], state: State) -> None:
+    def load(self, pieces: Mapping[str, list[Piece]], state: State) -> None:
         """Takes this rank's shards of the moments of `state`. No collective."""
         for name, parameter in self._wrapped.module.named_parameters():
             if id(parameter) not in self._shards:
                 continue
             main, lo, hi, optimizer = self._shards[id(parameter)]
-            kept: dict[str, torch.Tensor] = {"step": torch.tensor(float(state.step))}
+            extent: dict[str, torch.Tensor] = {"step": torch.tensor(float(state.step))}
             for slot, full in state.moments.items():
-                whole = torch.zeros_like(parameter.data)
-                fill(whole, found[name], full)
-                kept[slot] = whole.reshape(-1)[lo:hi].clone()
-            optimizer.state[main] = kept
+                filled = torch.zeros_like(parameter.data)
+                fill(filled, pieces[name], full)
+                extent[slot] = filled.reshape(-1)[lo:hi].clone()
+            optimizer.state[main] = extent
 
     def reader(self, slot: str) -> Callable[[torch.nn.Parameter], torch.Tensor]:
         """Gives a moment of a whole local parameter; the ranks that hold copies of the parameter call it together."""
 
         def read(parameter: torch.nn.Parameter) -> torch.Tensor:
-            whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            full = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
             if id(parameter) in self._shards:
                 main, lo, hi, optimizer = self._shards[id(parameter)]
-                whole[lo:hi] = optimizer.state[main][slot]
-            dist.all_reduce(whole, group=self._group_of[id(parameter)])
-            return whole.view(parameter.shape)
+                full[lo:hi] = optimizer.state[main][slot]
+            dist.all_reduce(full, group=self._group_of[id(parameter)])
+            return full.view(parameter.shape)
 
         return read

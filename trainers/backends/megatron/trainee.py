@@ -22,9 +22,7 @@ from megatron.core.distributed import (
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.adam import Adam
-from millrace.trainers.backends.base import StepResult
-from millrace.trainers.backends.head import LOGITS, Rows
+from millrace.trainers.backends.base import Adam, StepResult
 from millrace.trainers.backends.megatron.config import architecture, check
 from millrace.trainers.backends.megatron.forward import Feed, MicroBatchRun, feed
 from millrace.trainers.backends.megatron.groups import MegatronGroups
@@ -32,11 +30,12 @@ from millrace.trainers.backends.megatron.model import PackedGPT
 from millrace.trainers.backends.megatron.optimizer import Optimizer
 from millrace.trainers.backends.megatron.transfer import collect
 from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
+from millrace.trainers.backends.models.head import LOGITS, Rows
 from millrace.trainers.backends.seeding import reseed
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.state import State
+from millrace.trainers.weights.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +103,15 @@ class MegatronTrainee:
 
     def score(self, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
 
         def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            found.append(what(self._outcome(fed, output, None)))
+            outputs.append(what(self._outcome(fed, output, None)))
             return output.sum(), torch.zeros((), dtype=torch.int), {}
 
         with torch.no_grad():
             self._flow(micros, end, forward_only=True)
-        return found
+        return outputs
 
     def _outcome(
         self, fed: Feed, output: torch.Tensor, taught: Callable[[], tuple[torch.Tensor, Rows]] | None
@@ -181,8 +180,8 @@ class MegatronTrainee:
             self._flow(micros, end, forward_only=False)
         with clock.phase("optimizer"):
             squared = self._optimizer.squared_norm()
-        said = [math.fsum(losses), *totals.values()]
-        squared, loss, *measured = total([squared, *(said if groups.counts else [0.0] * len(said))])
+        numbers = [math.fsum(losses), *totals.values()]
+        squared, loss, *measured = total([squared, *(numbers if groups.counts else [0.0] * len(numbers))])
         norm = math.sqrt(squared) if squared >= 0 else math.nan
         loss /= denominator
         applied = math.isfinite(norm) and math.isfinite(loss)
@@ -206,8 +205,8 @@ class MegatronTrainee:
         cannot turn aside."""
         if teacher is None:
             return None
-        known = teacher.score(micros, lambda outcome: outcome.output)
-        return lambda index: (known[index], teacher.model.logits)
+        outputs = teacher.score(micros, lambda outcome: outcome.output)
+        return lambda index: (outputs[index], teacher.model.logits)
 
     # ---- the state
 

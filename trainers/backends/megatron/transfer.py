@@ -14,7 +14,7 @@ import torch.distributed as dist
 from millrace.trainers.backends.megatron.config import Architecture
 from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Coordinates, empty, pieces, shapes
-from millrace.trainers.backends.told import told_by_all
+from millrace.trainers.backends.rank_messages import exchange
 
 
 def collect(
@@ -26,37 +26,37 @@ def collect(
 ) -> dict[str, torch.Tensor]:
     """Full fp32 tensors on the CPU of rank 0, nothing elsewhere. `read` gives a whole local parameter (or a moment of
     it) and may be collective among its copies. All ranks call it together."""
-    held: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         copies = groups.dense if getattr(parameter, "allreduce", True) else groups.expert
-        whole = read(parameter)
+        gathered = read(parameter)
         if dist.get_rank(copies) == 0:
-            held[name] = whole.detach().to("cpu", torch.float32, copy=True)
-    mine = groups.place, [(name, tuple(x.shape)) for name, x in held.items()]
-    listing = told_by_all(mine, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
+            tensors[name] = gathered.detach().to("cpu", torch.float32, copy=True)
+    entry = groups.place, [(name, tuple(x.shape)) for name, x in tensors.items()]
+    listing = exchange(entry, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
     full = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
     for source, (place, names) in enumerate(listing):
         for name, shape in names:
             if rank not in (0, source):
                 continue
             if source == 0:
-                local = held[name]
+                local = tensors[name]
             elif rank == 0:
                 local = torch.empty(shape)
                 dist.recv(local, src=source)
             else:
-                dist.send(held[name], dst=0)
+                dist.send(tensors[name], dst=0)
                 continue
             empty(local, pieces(arch, groups.layout, place, name), full)
     return full
 
 
-def tell(
-    found: list[torch.Tensor], sizes: Sequence[int], groups: MegatronGroups, device: torch.device
+def broadcast_scores(
+    scores: list[torch.Tensor], sizes: Sequence[int], groups: MegatronGroups, device: torch.device
 ) -> list[torch.Tensor]:
     """What the last pipeline stage found, on every stage: float32 vectors of the given sizes."""
     if groups.layout.p == 1:
-        return found
-    flat = torch.cat(found).float() if groups.last else torch.empty(sum(sizes), device=device)
+        return scores
+    flat = torch.cat(scores).float() if groups.last else torch.empty(sum(sizes), device=device)
     dist.broadcast(flat, src=dist.get_global_rank(groups.pipeline, groups.layout.p - 1), group=groups.pipeline)
     return list(flat.split(list(sizes)))

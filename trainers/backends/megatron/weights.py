@@ -21,7 +21,7 @@ import torch
 
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import Architecture, expert_tensor
-from millrace.trainers.backends.models import HEAD, SCORE
+from millrace.trainers.backends.models.build import HEAD, SCORE
 from millrace.trainers.errors import CheckpointError
 
 Index = tuple[int | slice, ...]
@@ -52,43 +52,43 @@ class Piece:
 def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Name and shape of every Hugging Face tensor, in their model's order."""
     wide, narrow, h, f = arch.heads * arch.head, arch.groups * arch.head, arch.hidden, arch.ffn
-    found: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocabulary, h)}
+    out: dict[str, tuple[int, ...]] = {EMBEDDING: (arch.vocabulary, h)}
     for layer in range(arch.layers):
         attention = f"model.layers.{layer}.self_attn"
         for name, rows in (("q", wide), ("k", narrow), ("v", narrow)):
-            found[f"{attention}.{name}_proj.weight"] = (rows, h)
+            out[f"{attention}.{name}_proj.weight"] = (rows, h)
             if arch.qkv_bias:
-                found[f"{attention}.{name}_proj.bias"] = (rows,)
-        found[f"{attention}.o_proj.weight"] = (h, wide)
+                out[f"{attention}.{name}_proj.bias"] = (rows,)
+        out[f"{attention}.o_proj.weight"] = (h, wide)
         if arch.qk_norm:
-            found[f"{attention}.q_norm.weight"] = found[f"{attention}.k_norm.weight"] = (arch.head,)
+            out[f"{attention}.q_norm.weight"] = out[f"{attention}.k_norm.weight"] = (arch.head,)
         mlp = f"model.layers.{layer}.mlp"
         if arch.experts:
-            found[f"{mlp}.experts.gate_up_proj"] = (arch.experts, 2 * f, h)
-            found[f"{mlp}.experts.down_proj"] = (arch.experts, h, f)
-            found[f"{mlp}.gate.weight"] = (arch.experts, h)
+            out[f"{mlp}.experts.gate_up_proj"] = (arch.experts, 2 * f, h)
+            out[f"{mlp}.experts.down_proj"] = (arch.experts, h, f)
+            out[f"{mlp}.gate.weight"] = (arch.experts, h)
         else:
-            found[f"{mlp}.gate_proj.weight"] = found[f"{mlp}.up_proj.weight"] = (f, h)
-            found[f"{mlp}.down_proj.weight"] = (h, f)
-        found[f"model.layers.{layer}.input_layernorm.weight"] = (h,)
-        found[f"model.layers.{layer}.post_attention_layernorm.weight"] = (h,)
-    found[FINAL_NORM] = (h,)
+            out[f"{mlp}.gate_proj.weight"] = out[f"{mlp}.up_proj.weight"] = (f, h)
+            out[f"{mlp}.down_proj.weight"] = (h, f)
+        out[f"model.layers.{layer}.input_layernorm.weight"] = (h,)
+        out[f"model.layers.{layer}.post_attention_layernorm.weight"] = (h,)
+    out[FINAL_NORM] = (h,)
     if arch.scalar:
-        found[SCORE] = (1, h)
+        out[SCORE] = (1, h)
     elif not arch.tied:
-        found[HEAD] = (arch.vocabulary, h)
-    return found
+        out[HEAD] = (arch.vocabulary, h)
+    return out
 
 
 def check_state(arch: Architecture, weights: Mapping[str, torch.Tensor]) -> None:
     """CheckpointError unless `weights` are exactly the model's."""
-    wanted = shapes(arch)
-    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    expected = shapes(arch)
+    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or unknown:
         raise CheckpointError(
             f"weights do not fit config.json: missing {missing[:3]}, unknown {unknown[:3]}; both must be of one model"
         )
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
             raise CheckpointError(f"{name} is {tuple(weights[name].shape)} in the weights, {shape} in config.json")
 
@@ -157,11 +157,11 @@ def _qkv(arch: Architecture, layout: Layout, place: Coordinates, attention: str,
 
 def _stacked(parts: list[tuple[str, Index, int]]) -> list[Piece]:
     """Parts of (name, index, rows), one below the other."""
-    found, row = [], 0
+    pieces, row = [], 0
     for name, of, rows in parts:
-        found.append(Piece(name, of, (slice(row, row + rows),)))
+        pieces.append(Piece(name, of, (slice(row, row + rows),)))
         row += rows
-    return found
+    return pieces
 
 
 def _whole(name: str) -> Piece:
@@ -183,15 +183,15 @@ def _share(size: int, world: int, rank: int) -> tuple[int, int]:
     return rank * each, (rank + 1) * each
 
 
-def fill(local: torch.Tensor, found: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
+def fill(local: torch.Tensor, pieces: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
     """Copies a parameter's pieces in; what no piece covers (padding) becomes zero. In place."""
     with torch.no_grad():
         local.zero_()
-        for piece in found:
+        for piece in pieces:
             local[piece.at] = full[piece.name][piece.of].to(local)
 
 
-def empty(local: torch.Tensor, found: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
+def empty(local: torch.Tensor, pieces: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
     """The way back: copies a parameter's pieces out into the full tensors. In place."""
-    for piece in found:
+    for piece in pieces:
         full[piece.name][piece.of] = local[piece.at].to(full[piece.name])

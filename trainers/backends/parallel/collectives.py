@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,11 +92,11 @@ exchange: Callable[[torch.Tensor, list[int], list[int], Team], torch.Tensor] = _
 
 def _all_gather(piece: torch.Tensor, team: Team) -> torch.Tensor:
     _, length, *rest = piece.shape
-    whole = piece.new_empty((team.size * length, *rest))
-    if whole.numel() > 0:
+    gathered = piece.new_empty((team.size * length, *rest))
+    if gathered.numel() > 0:
         with team.clock.phase(COLLECTIVES):
-            dist.all_gather_single(whole, piece[0].contiguous(), group=team.group)
-    return whole[None]
+            dist.all_gather_single(gathered, piece[0].contiguous(), group=team.group)
+    return gathered[None]
 
 
 def _reduce_scatter(partial: torch.Tensor, team: Team) -> torch.Tensor:

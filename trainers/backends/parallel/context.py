@@ -22,14 +22,14 @@ import torch.distributed as dist
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from millrace.trainers.backends.comms import COLLECTIVES
-from millrace.trainers.backends.forward import Compared, ForwardPass
+from millrace.trainers.backends.models.forward import Compared, ForwardPass
 from millrace.trainers.backends.parallel.grid import CP, Groups
 from millrace.trainers.backends.parallel.slices import Slice, spans, take
 from millrace.trainers.batches.attention import packed_attention
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
+from millrace.trainers.private_apis import set_attention
 
 NAME = "millrace_packed_context"
 
@@ -63,7 +63,7 @@ def spread(model: PreTrainedModel, size: int, tensor: int = 1) -> None:
     for module in model.modules():
         config = getattr(module, "config", None)  # a pipeline stage has another one than its attention layers
         if isinstance(config, PretrainedConfig):
-            config._attn_implementation = NAME
+            set_attention(config, NAME)
 
 
 class _Exchange(torch.autograd.Function):

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from millrace.trainers.backends.comms import COLLECTIVES
 from millrace.trainers.backends.parallel.collectives import Team, exchange
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.phase_clock import COLLECTIVES
 
 UP, DOWN = "gate_up_proj", "down_proj"
 
@@ -39,10 +39,10 @@ def _named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def check(model: PreTrainedModel, size: int) -> None:
     """BadConfiguration, with the reason, unless the experts of a whole model divide over `size` ranks."""
-    found = [module for module in model.modules() if is_experts(module)]
-    if not found:
+    experts = [module for module in model.modules() if is_experts(module)]
+    if not experts:
         raise BadConfiguration(f"{type(model).__name__} has no experts to spread over e{size}; choose e1")
-    for module in found:
+    for module in experts:
         count = int(module.get_parameter(UP).shape[0])
         if count % size:
             raise BadConfiguration(f"{count} experts do not divide over e{size}; choose an e that divides them")
@@ -72,20 +72,20 @@ class Experts(nn.Module):
         self.count = int(of.num_experts)
         self.team = team
 
-    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """hidden [N, H], chosen int64[N, k], weights [N, k] -> [N, H]."""
-        each = chosen.shape[1]
-        flat = chosen.reshape(-1)
+        each = routes.shape[1]
+        flat = routes.reshape(-1)
         order = torch.argsort(flat, stable=True)
-        sent = torch.bincount(flat, minlength=self.count).view(self.team.size, -1)
-        came = torch.empty_like(sent)
+        counts = torch.bincount(flat, minlength=self.count).view(self.team.size, -1)
+        came = torch.empty_like(counts)
         with self.team.clock.phase(COLLECTIVES):
-            dist.all_to_all_single(came, sent, group=self.team.group)
-        out, back = [int(x) for x in sent.sum(1)], [int(x) for x in came.sum(1)]
+            dist.all_to_all_single(came, counts, group=self.team.group)
+        out, back = [int(x) for x in counts.sum(1)], [int(x) for x in came.sum(1)]
         rows = exchange(hidden[order // each], out, back, self.team)
         rows = exchange(self._compute(rows, came), back, out, self.team)
         mixed = rows[torch.argsort(order)] * weights.reshape(-1, 1)
-        return mixed.view(*chosen.shape, -1).sum(1).to(hidden.dtype)
+        return mixed.view(*routes.shape, -1).sum(1).to(hidden.dtype)
 
     def _compute(self, rows: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """rows as they came, came[rank, expert] of them one after another."""

@@ -16,15 +16,16 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from millrace.trainers.backends.layout import Layout
+from millrace.trainers.private_apis import limit_waits
 
 PP, DP, CP, TP, FS, EP, EDP = "pp", "dp", "cp", "tp", "fs", "ep", "edp"
 AXES = (PP, DP, CP, TP, FS, EP, EDP)
 BASE = (PP, DP, CP, TP)
 """Axes that number the ranks."""
-_COVERS = {PP: {PP}, DP: {DP}, CP: {CP}, TP: {TP}, FS: {DP, CP}, EP: {DP, CP, TP}, EDP: {DP, CP, TP}}
+COVERED_AXES = {PP: {PP}, DP: {DP}, CP: {CP}, TP: {TP}, FS: {DP, CP}, EP: {DP, CP, TP}, EDP: {DP, CP, TP}}
+"""Axis -> the base axes that its ranks differ in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Grid:
             fixed = self.index(other, rank)
             near = (r for r in range(self.world) if self.index(other, r) == fixed and self.index(PP, r) == stage)
             return tuple(sorted(near, key=lambda r: self.index(axis, r)))
-        still = [base for base in BASE if base not in _COVERS[axis]]
+        still = [base for base in BASE if base not in COVERED_AXES[axis]]
         return tuple(
             r for r in range(self.world) if all(self.index(base, r) == self.index(base, rank) for base in still)
         )
@@ -90,20 +91,20 @@ class Groups:
     def form(cls, grid: Grid, rank: int, device: torch.device, forming: timedelta, timeout: timedelta) -> Groups:
         """Makes them out of the default group, which every rank of the grid has joined. All ranks call it. `forming`:
         longest wait for a peer meanwhile; `timeout`: of collectives later."""
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        by_peers: dict[tuple[int, ...], dist.ProcessGroup] = {}
         if grid.world > 1 and dist.group.WORLD is not None:
-            made[tuple(range(grid.world))] = dist.group.WORLD
+            by_peers[tuple(range(grid.world))] = dist.group.WORLD
         by_axis = {}
         for axis in AXES:
             if grid.size(axis) == 1:
                 continue
             for peers in sorted({grid.peers(axis, other) for other in range(grid.world)}):
-                if peers not in made:
+                if peers not in by_peers:
                     group = dist.new_group(list(peers), timeout=forming)
                     if rank in peers:
-                        _set_pg_timeout(timeout, group)
-                    made[peers] = group
-            by_axis[axis] = made[grid.peers(axis, rank)]
+                        limit_waits(timeout, group)
+                    by_peers[peers] = group
+            by_axis[axis] = by_peers[grid.peers(axis, rank)]
         meshes = {
             axis: DeviceMesh.from_group(by_axis[axis], device.type, mesh_dim_names=(axis,))
             for axis in (FS, EDP)

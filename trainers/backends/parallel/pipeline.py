@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from millrace.trainers.backends.comms import COLLECTIVES
+from millrace.trainers.backends.models.stages import PipelineStage
 from millrace.trainers.backends.parallel.grid import PP, Groups
 from millrace.trainers.backends.parallel.schedules import actions, chunks_of, forwards
-from millrace.trainers.backends.parallel.stages import PipelineStage
-from millrace.trainers.phase_clock import Clock
+from millrace.trainers.phase_clock import COLLECTIVES, Clock
 
 Forward = Callable[[int, int, torch.Tensor | None], torch.Tensor]
 """(chunk, micro, hidden states of the stage before or None) -> hidden states, or the loss on the last stage."""
@@ -100,7 +99,7 @@ def relay(pipe: Pipe, shapes: Sequence[tuple[int, ...]], like: torch.Tensor, for
     """Passes micro-batches through all stages before the last, without gradients; what that one is given of each, where
     it is, and nothing elsewhere. shapes: of the hidden states of each micro-batch; like: a tensor of their dtype and
     device."""
-    post, given = _Post(pipe), []
+    post, rows = _Post(pipe), []
     with torch.no_grad():
         for _, chunk, micro in forwards(chunks_of(pipe.schedule), len(shapes)):
             stage = pipe.stage(chunk)
@@ -110,9 +109,9 @@ def relay(pipe: Pipe, shapes: Sequence[tuple[int, ...]], like: torch.Tensor, for
             if not stage.last:
                 post.send(forward(chunk, micro, hidden), stage.index + 1, False, micro)
             elif hidden is not None:
-                given.append(hidden)
+                rows.append(hidden)
     post.finish()
-    return given
+    return rows
 
 
 def run(
@@ -126,7 +125,7 @@ def run(
     """Passes micro-batches through all stages and their gradients back, which add up in the parameters.
     before_backward(chunk, micro), after_backward(): called around each backward pass."""
     post = _Post(pipe)
-    held: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
+    in_flight: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
     for backward, chunk, micro in actions(pipe.schedule, pipe.size, pipe.rank, len(shapes)):
         stage = pipe.stage(chunk)
         if not backward:
@@ -138,9 +137,9 @@ def run(
                 out = forward(chunk, micro, hidden)
             if not stage.last:
                 post.send(out, stage.index + 1, False, micro)
-            held[chunk, micro] = hidden, out
+            in_flight[chunk, micro] = hidden, out
             continue
-        hidden, out = held.pop((chunk, micro))
+        hidden, out = in_flight.pop((chunk, micro))
         before_backward(chunk, micro)
         with pipe.clock.phase("backward"):
             gradient = None

@@ -1,6 +1,6 @@
 """Which part of a parameter a rank holds: a box of the full tensor, found by arithmetic alone.
 
-A parameter is cut along axes one after the other, each time in `torch.chunk`s (`sharding.py`): first by tensor or
+A parameter is cut along axes one after the other, each time in `torch.chunk`s, as FSDP2 does: first by tensor or
 expert parallelism, last by FSDP. What an axis does not cut, the ranks along it hold alike; the first of them owns it.
 So loading takes boxes out of full tensors without a collective, and gathering pastes the owners' boxes together.
 """
@@ -13,14 +13,19 @@ from dataclasses import dataclass
 
 import torch
 
-from millrace.trainers.backends.parallel.grid import _COVERS, BASE, FS, PP, Grid
-from millrace.trainers.backends.sharding import rows
+from millrace.trainers.backends.parallel.grid import BASE, COVERED_AXES, FS, PP, Grid
 
 Box = tuple[slice, ...]
 
 
+def dimension_rows(size: int, world: int, rank: int) -> tuple[int, int]:
+    """[lo, hi) of a dimension of `size` that `rank` holds of it; ranks beyond the last chunk hold none."""
+    each = math.ceil(size / world)
+    return min(rank * each, size), min((rank + 1) * each, size)
+
+
 @dataclass(frozen=True, slots=True)
-class Held:
+class ShardedParameter:
     """A parameter of the whole model: its full shape; (axis, dimension) of each cut, in order; the only pipeline stage
     that has it, or None when all do."""
 
@@ -35,7 +40,7 @@ class Held:
 
     def owned_by(self, grid: Grid, rank: int) -> bool:
         """Whether it is `rank` that speaks for its part: of equal copies, one."""
-        cut = {base for axis, _ in self.cuts for base in _COVERS[axis]}
+        cut = {base for axis, _ in self.cuts for base in COVERED_AXES[axis]}
         if self.stage is not None:
             cut.add(PP)
         return self.on(grid, rank) and all(grid.index(base, rank) == 0 for base in BASE if base not in cut)
@@ -45,7 +50,7 @@ class Held:
         bounds = [(0, size) for size in self.shape]
         for axis, dim in self.cuts if cuts is None else cuts:
             lo, hi = bounds[dim]
-            first, last = rows(hi - lo, grid.size(axis), grid.index(axis, rank))
+            first, last = dimension_rows(hi - lo, grid.size(axis), grid.index(axis, rank))
             bounds[dim] = (lo + first, lo + last)
         return tuple(slice(lo, hi) for lo, hi in bounds)
 

@@ -47,21 +47,21 @@ class Slice:
 
 def take(batch: Packed, rank: int, size: int) -> Slice:
     """What `rank` of `size` has of `batch`."""
-    whole = padded(batch, size)
-    each = whole.tokens.shape[1] // size
+    full = padded(batch, size)
+    each = full.tokens.shape[1] // size
     start = rank * each
     owners = batch.at // each
-    found = [torch.nonzero(owners == index)[:, 0] for index in range(size)]
-    mine = found[rank]
+    indexes = [torch.nonzero(owners == index)[:, 0] for index in range(size)]
+    kept_rows = indexes[rank]
     local = replace(
-        whole,
-        tokens=whole.tokens[:, start : start + each],
-        positions=whole.positions[:, start : start + each],
-        at=batch.at[mine] - start,
-        labels=batch.labels[mine],
+        full,
+        tokens=full.tokens[:, start : start + each],
+        positions=full.positions[:, start : start + each],
+        at=batch.at[kept_rows] - start,
+        labels=batch.labels[kept_rows],
     )
-    order = torch.argsort(torch.cat(found))
-    return Slice(local, tuple(len(index) for index in found), order, batch.tokens.shape[1])
+    order = torch.argsort(torch.cat(indexes))
+    return Slice(local, tuple(len(index) for index in indexes), order, batch.tokens.shape[1])
 
 
 def spans(counts: Sequence[int], rank: int) -> tuple[int, int]:

@@ -32,15 +32,15 @@ WORDS = ("embed_tokens", "lm_head")
 
 def cuts(model: PreTrainedModel) -> dict[str, int]:
     """The dimension on which each parameter is cut, by name; what is not named is replicated."""
-    found = {}
+    out = {}
     for name, parameter in model.named_parameters():
         *path, kind = name.split(".")
         owner = path[-1] if path else ""
         if owner in COLUMNS or (owner in WORDS and kind == "weight"):
-            found[name] = 0
+            out[name] = 0
         elif owner in ROWS and parameter.ndim == 2:
-            found[name] = 1
-    return found
+            out[name] = 1
+    return out
 
 
 def check(config: PretrainedConfig, size: int) -> None:
@@ -135,9 +135,9 @@ class SplitWords(_Part):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         local = ids - self.team.rank * self.words
-        mine = (local >= 0) & (local < self.words)
-        found = F.embedding(torch.where(mine, local, 0), self.weight, self.padding)
-        return scatter_rows(torch.where(mine[..., None], found, 0.0), self.team)
+        inside = (local >= 0) & (local < self.words)
+        rows = F.embedding(torch.where(inside, local, 0), self.weight, self.padding)
+        return scatter_rows(torch.where(inside[..., None], rows, 0.0), self.team)
 
 
 class SplitHead(_Part):

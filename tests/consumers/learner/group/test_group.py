@@ -18,8 +18,8 @@ from millrace.consumers import policy_names
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.trainers import checkpoint, manifest
 from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights import checkpoint, manifest
 from tests.support.feed import feed, settings_for, start_policy
 from tests.support.garbage import Garbage
 from tests.support.learners import Learners, Place, entries, until, version

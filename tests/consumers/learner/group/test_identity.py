@@ -16,7 +16,7 @@ from millrace.consumers.learner.group.identity import differing, identify, libra
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.infra.process import cuda
-from millrace.trainers.manifest import base_digest
+from millrace.trainers.weights.manifest import base_digest
 
 
 def test_only_what_changes_training_changes_the_identity() -> None:

@@ -12,7 +12,7 @@ from millrace.consumers.learner.group.agreement import Peer, Roster
 from millrace.consumers.learner.group.rendezvous import STORE_TIMEOUT_S, Meeting
 from millrace.infra.errors import RegroupError
 from millrace.infra.log.history.newest import Head
-from millrace.trainers.backends.stores import own_store
+from millrace.trainers.backends.group import open_store
 from tests.support.garbage import Garbage
 from tests.support.versions import entry, weights
 
@@ -31,7 +31,7 @@ class Table:
     """Learners that agreed to meet in the store of the first."""
 
     def __init__(self, world: int) -> None:
-        self.store: TCPStore = own_store("127.0.0.1", STORE_TIMEOUT_S)
+        self.store: TCPStore = open_store("127.0.0.1", STORE_TIMEOUT_S)
         self.peers = tuple(Peer(f"m{n}", "", "127.0.0.1", self.store.port, (n,)) for n in range(world))
 
     def sit(self, rank: int, wait: Callable[[], None]) -> Meeting:

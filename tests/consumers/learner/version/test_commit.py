@@ -17,7 +17,7 @@ from millrace.infra.log.history.ledger import chained, entries
 from millrace.infra.log.history.newest import Head, head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.versions import entry, weights
 
 W, L, T = "n.p.weights", "n.p.ledger", "n.p.trajectories"

@@ -16,7 +16,7 @@ from millrace.consumers.reloader.compose import compose
 from millrace.infra import faults
 from millrace.schemas import codec
 from millrace.schemas.records import WeightVersion
-from millrace.trainers import broadcast, checkpoint, manifest
+from millrace.trainers.weights import broadcast, checkpoint, manifest
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 
@@ -66,8 +66,8 @@ def test_old_deltas_go_and_the_newest_chain_stays(place: Make, tmp_path: Path) -
 
 
 def test_a_parent_that_cannot_be_read_makes_a_whole_version(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millrace.trainers import delta_files
     from millrace.trainers.errors import CorruptCheckpoint
+    from millrace.trainers.weights import delta_files
 
     def fail(*_: object, **__: object) -> None:
         raise CorruptCheckpoint("it is gone")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millrace.trainers import tiny
+from millrace.apps.demo import tiny
 from tests.support.branches import play
 from tests.support.learners import Place
 

@@ -24,7 +24,7 @@ from millrace.infra.log.history import newest
 from millrace.infra.log.history.kinds import TRAJECTORIES
 from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
 from tests.support.judged import judge
 from tests.support.learners import Place

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from millrace.apps.demo import sort_digits, tiny
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.consumers.replay.branch import kept
@@ -26,8 +27,6 @@ from millrace.infra.log.history.kinds import EVENTS
 from millrace.infra.log.history.reader import History
 from millrace.schemas import codec
 from millrace.testing.events import Episode
-from millrace.trainers import tiny
-from millrace.trainers.tasks import sort_digits
 from tests.support.branches import branch, events, everything
 from tests.support.feed import feed
 from tests.support.learners import Place

@@ -12,7 +12,7 @@ from millrace.trainers.backends.factory import make_backend
 from millrace.trainers.backends.layout import MEGATRON, Layout
 from millrace.trainers.backends.megatron.config import Architecture, architecture, check
 from millrace.trainers.backends.megatron.weights import check_state
-from millrace.trainers.backends.models import with_scalar_head
+from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.errors import BadConfiguration, CheckpointError
 from tests.support.samples import small_state
 

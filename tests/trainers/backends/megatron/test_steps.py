@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm, Sums
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.backends.fsdp import Adam
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
-from millrace.trainers.state import State
+from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.state import State
 from tests.support import megatron_shim
 from tests.support.ranks import RankFailed, Ranks, descriptors, gloo_threads, meet
 from tests.support.samples import random_samples, small_state

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from millrace.trainers import checkpoint
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.backends.compute import Compute
 from millrace.trainers.backends.parallel.schedules import INTERLEAVED
+from millrace.trainers.backends.torch.compute import Compute
+from millrace.trainers.weights import checkpoint
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train, train_in_cell

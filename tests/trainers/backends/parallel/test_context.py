@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.trainers.backends.models import build
+from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.parallel.context import spread
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.parallel.grid import AXES, CP, DP, EDP, EP, FS, PP, TP, Grid
-from millrace.trainers.backends.parallel.regions import Held, take
+from millrace.trainers.backends.parallel.regions import ShardedParameter, take
 
 SMALL = st.integers(1, 3)
 
@@ -45,7 +45,7 @@ def test_axes_number_the_ranks(grid: Grid) -> None:
 def test_owners_hold_every_element_once(
     grid: Grid, shape: list[int], cuts: tuple[tuple[str, int], ...], staged: bool
 ) -> None:
-    held = Held("weight", tuple(shape), cuts, grid.layout.p - 1 if staged else None)
+    held = ShardedParameter("weight", tuple(shape), cuts, grid.layout.p - 1 if staged else None)
     seen = torch.zeros(shape, dtype=torch.int64)
     for rank in range(grid.world):
         box = held.box(grid, rank)
@@ -60,7 +60,7 @@ def test_owners_hold_every_element_once(
 def test_data_parallel_boxes_are_the_chunks_of_torch(shape: list[int], world: int) -> None:
     tensor = torch.arange(torch.Size(shape).numel()).view(shape)
     chunks = torch.chunk(tensor, world)
-    grid, held = Grid(Layout(d=world)), Held("weight", tuple(shape))
+    grid, held = Grid(Layout(d=world)), ShardedParameter("weight", tuple(shape))
     for rank in range(world):
         mine = take(tensor, held.box(grid, rank))
         assert mine.numel() == held.numel(grid, rank)

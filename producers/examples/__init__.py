@@ -1,1 +1,0 @@
-"""Agents to start from."""

@@ -1,0 +1,1 @@
+"""The pages of docs/algorithms: `python -m tests.support.algorithms.pages docs/algorithms` writes them."""

@@ -1,0 +1,1 @@
+"""Models of transformers as every backend trains them: built from a state, run on packed rows."""

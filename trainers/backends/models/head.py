@@ -1,0 +1,95 @@
+"""The head of a causal model, a few rows at a time: logits of a whole micro-batch never exist at once.
+
+    hidden [M, H] -> for each piece of rows: logits [n, V] -> what `of` makes of them, float32[n] each
+
+A piece keeps its hidden rows alone; backward computes its logits again, then their gradient, then frees both. The
+pieces run inside the model's own forward pass, in the place of its head, so FSDP holds the head's weight whenever it is
+used. Gradients are those of the head in one piece, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+HEAD = "lm_head"
+LOGITS = 2**26
+"""Logits that exist at once at most, unless one row alone has more."""
+
+RESCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings of models that change logits after their head; those have it in one piece."""
+
+Of = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""of(logits float32[n, V], rows beside them [n, ...]) -> float32[n] twice."""
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
+"""[n, ...] -> logits float32[n, V]."""
+
+
+def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
+    """Rows of a piece, or None for a model whose head must stay in one."""
+    config = getattr(model, "config", None)
+    if (
+        config is None
+        or not hasattr(model, HEAD)
+        or any(getattr(config, name, None) not in (None, 1.0) for name in RESCALING)
+    ):
+        return None
+    return max(1, limit // int(config.vocab_size))
+
+
+@contextmanager
+def in_pieces(model: torch.nn.Module, rows: int, of: Of, beside: torch.Tensor) -> Iterator[None]:
+    """Inside, the model's logits are float32[1, M, 2] instead: the two columns that `of` makes of them. beside: [M,
+    ...], of which each piece gets its rows."""
+    plain: Callable[[torch.Tensor], torch.Tensor] = model.get_submodule(HEAD).forward
+
+    def piece(hidden: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return of(plain(hidden).float(), bounds)
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        pairs = zip(hidden[0].split(rows), beside.split(rows), strict=True)
+        parts = [checkpoint(piece, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
+        return torch.stack([torch.cat(column)[None] for column in zip(*parts, strict=True)], dim=-1)
+
+    with instead(model.get_submodule(HEAD), forward):
+        yield
+
+
+def as_they_are(logits: torch.Tensor) -> torch.Tensor:
+    """In fp32."""
+    return logits.float()
+
+
+def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Rows]:
+    """What `run`, a forward pass of the frozen `model`, hands its head: [M, H]; and what makes logits float32[n, V] of
+    some rows of it, at any later time. A collective where the head is spread over ranks and freed after use."""
+    with instead(model.get_submodule(HEAD), lambda hidden: hidden):
+        hidden = run()
+    head = model.get_submodule(HEAD)
+    whole = {
+        name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().to(hidden.dtype)
+        for name, tensor in head.named_parameters()
+    }
+
+    joined: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
+
+    def logits(rows: torch.Tensor) -> torch.Tensor:
+        partial = torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
+        return joined(partial)
+
+    return hidden, logits
+
+
+@contextmanager
+def instead(head: torch.nn.Module, forward: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Inside, a head computes `forward`."""
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward

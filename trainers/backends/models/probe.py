@@ -1,0 +1,281 @@
+"""How a model's samples are computed: together in a packed row, each in a row of its own, or not at all.
+
+What the model asks of its attention and whether its layers carry a state along the row is read from its configuration
+and its modules. Then a short batch is computed the way that follows from it and compared with plain `transformers`,
+eager, on each sample alone. Windows are narrowed meanwhile, so that samples of a few tokens are longer than them.
+
+    packed rows         attention alone looks along the row, and `packed_attention` computes all that it asks
+    rows of their own   a state along the row, masks of the model's own, or other arguments of its attention
+    refused             neither gives the numbers of plain transformers
+
+Invariants: the weights are not copied or changed and no number is drawn; the outcome is a function of config.json and
+is found once a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from millrace.trainers.backends.models import rows
+from millrace.trainers.backends.models.architectures import TESTED
+from millrace.trainers.backends.models.forward import run
+from millrace.trainers.backends.models.head import instead
+from millrace.trainers.batches import attention
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.private_apis import set_attention
+
+log = logging.getLogger("millrace.models")
+
+TOLERANCE = 1e-3
+"""largest distance of a token's hidden state from plain transformers', over its length, in float32"""
+LENGTHS = (11, 7, 7)
+WINDOW = 4
+WINDOWS = ("sliding_window", "attention_chunk_size")
+TRIES = 2
+"""batches that are tried, since rounding alone may send a token to another expert"""
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attention", "dense", "sparse")
+"""entries of `layer_types` that carry no state along the row"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model is computed. attention: the name that transformers knows it by. because: why not in packed rows.
+    gap: as measured; None where plain transformers computes no finite number to compare with."""
+
+    attention: str = attention.NAME
+    because: str = ""
+    gap: float | None = 0.0
+
+    @property
+    def packs(self) -> bool:
+        """Whether samples share a row."""
+        return self.attention == attention.NAME
+
+
+_found: dict[bytes, Way] = {}
+
+
+def settle(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], configuration: bytes) -> Way:
+    """Makes a whole `model` compute in the way that is right for it. `weights`: its parameters; the model's own are not
+    read. BadConfiguration, with the reasons, where no way is."""
+    key = hashlib.sha256(configuration).digest()
+    way = _found.get(key)
+    if way is None:
+        way = find(model, weights)
+        _found[key] = way
+        _tell(model, way)
+    use(model, way.attention)
+    return way
+
+
+def find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
+    """The first way that gives plain transformers' numbers. BadConfiguration where none does."""
+    training = model.training
+    model.train(False)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), narrowed(model):
+            return _find(model, weights)
+    finally:
+        model.train(training)
+
+
+def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
+    case = _Case(model, weights)
+    stretched = _stretches(model.config)
+    if stretched:
+        raise BadConfiguration(f"{_name(model)}: {stretched}")
+    batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
+    try:
+        plain = [_alone(case, batch.members) for batch in batches]
+        ahead = _looks_ahead(case, batches[0])
+    except Exception as error:  # any model's own code
+        raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
+    if ahead:
+        raise BadConfiguration(f"{_name(model)}: its tokens see later ones: name a causal model, or set is_decoder")
+    finite = all(bool(torch.isfinite(truth).all()) for truth in plain)
+    because: list[str] = []
+    state = carries(model)
+    if state:
+        because.append(f"its layers carry a state along the row ({', '.join(state)})")
+    for name in (attention.NAME, rows.NAME, rows.EAGER):
+        if name == attention.NAME and state:
+            continue
+        use(model, name)
+        try:
+            gap = _gap(case, batches, plain, packed=name == attention.NAME)
+        except Exception as error:  # any model's own code: what it raises says why this way is none
+            because.append(_line(error))
+            continue
+        if not finite or gap <= TOLERANCE:
+            return Way(name, "; ".join(dict.fromkeys(because)), gap if finite else None)
+        what = {attention.NAME: "in packed rows", rows.NAME: "in rows of their own"}.get(name, "in rows, eager")
+        because.append(f"{what} its hidden states are off by {gap:.1e}")
+    raise BadConfiguration(
+        f"{_name(model)} cannot be trained here: {'; '.join(because)}. docs/architectures.md lists the models that can"
+    )
+
+
+def carries(model: PreTrainedModel) -> list[str]:
+    """What in a model, beside attention, takes something from one token of a row to later ones, by name."""
+    convolutions = {type(module).__name__ for module in model.modules() if isinstance(module, torch.nn.Conv1d)}
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    return sorted(convolutions | {str(kind) for kind in kinds if not _attends(str(kind))})
+
+
+def _stretches(config: PretrainedConfig) -> str:
+    """Why rotary embeddings of a sample would depend on the longest one beside it; empty where they do not."""
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    if rope.get("rope_type") != "longrope" or not original or original >= text.max_position_embeddings:
+        return ""
+    return (
+        "its rotary embeddings (longrope) change with the longest sample of a batch: set max_position_embeddings = "
+        f"{original} in config.json"
+    )
+
+
+def _attends(kind: str) -> bool:
+    return kind in ATTENTION or kind.endswith(("sliding_attention", "full_attention", "sparse_attention"))
+
+
+def use(model: torch.nn.Module, name: str) -> None:
+    """Makes every layer of a model attend by the attention of this name."""
+    for config in configurations(model):
+        set_attention(config, name)
+
+
+def configurations(model: torch.nn.Module) -> list[PretrainedConfig]:
+    """Of the model and of its modules, each once."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if isinstance(config, PretrainedConfig)}.values())
+
+
+@contextmanager
+def narrowed(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, windows of attention are at most `WINDOW` tokens wide."""
+    changed: list[tuple[Any, str, int]] = []
+    for owner in [*configurations(model), *model.modules()]:
+        for name in WINDOWS:
+            width = vars(owner).get(name)
+            if isinstance(width, int) and not isinstance(width, bool) and width > WINDOW:
+                changed.append((owner, name, width))
+                setattr(owner, name, WINDOW)
+    try:
+        yield
+    finally:
+        for owner, name, width in changed:
+            setattr(owner, name, width)
+
+
+class _Case(torch.nn.Module):
+    """A model that computes with weights which are not its own parameters."""
+
+    def __init__(self, model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._model, self._weights = [model], dict(weights)
+
+    @property
+    def behind(self) -> PreTrainedModel:
+        return self._model[0]
+
+    def forward(self, **inputs: Any) -> Any:
+        return torch.func.functional_call(self._model[0], self._weights, (), inputs, tie_weights=True)
+
+
+def _alone(case: _Case, samples: Sequence[Sample]) -> torch.Tensor:
+    """Hidden states [M, H] of each sample alone, by plain transformers."""
+    use(case.behind, rows.EAGER)
+    outputs = []
+    with instead(rows.head_of(case), lambda hidden: hidden):
+        for member in samples:
+            tokens = torch.from_numpy(member.tokens.astype(np.int64))[None]
+            hidden = case(input_ids=tokens, use_cache=False).logits
+            outputs.append(hidden[0, np.flatnonzero(member.mask) - 1])
+    return torch.cat(outputs).float()
+
+
+def _looks_ahead(case: _Case, batch: Packed) -> bool:
+    """Whether a token's hidden state depends on tokens after it."""
+    longest = batch.members[-1]
+    size = longest.length // 2
+    short = _sample(longest.tokens[:size], 0)
+    uncut, cut = _alone(case, [longest])[: size - 1], _alone(case, [short])
+    return bool((uncut - cut).norm() > TOLERANCE * uncut.norm())
+
+
+def _gap(case: _Case, batches: Sequence[Packed], plain: Sequence[torch.Tensor], *, packed: bool) -> float:
+    """The smallest over the batches of the largest distance of a token's hidden state. BadConfiguration where packed
+    attention is not asked at all."""
+    gaps = []
+    scalar = hasattr(case.behind, "score")
+    for batch, truth in zip(batches, plain, strict=True):
+        with instead(rows.head_of(case), lambda hidden: hidden), attention.counted() as calls:
+            distances = (
+                run(case, batch)[0, batch.at] if scalar else run(case, batch, logits_to_keep=batch.at)[0]
+            ).float()
+        if packed and not calls:
+            raise BadConfiguration("its attention is written out in its own layers")
+        if distances.shape != truth.shape:
+            raise BadConfiguration(f"it answers {tuple(distances.shape)} where {tuple(truth.shape)} was asked")
+        far = (distances - truth).norm(dim=-1) / truth.norm(dim=-1).clamp(min=1e-6)
+        gaps.append(float(far.nan_to_num(nan=torch.inf).max()))
+    return min(gaps)
+
+
+def _batch(vocabulary: int, seed: int) -> Packed:
+    draw = np.random.Generator(np.random.PCG64(seed))
+    return pack([_sample(draw.integers(vocabulary, size=length), index) for index, length in enumerate(LENGTHS)])
+
+
+def _sample(tokens: np.ndarray[Any, Any], index: int) -> Sample:
+    size = len(tokens)
+    return Sample(
+        tokens=tokens.astype(np.int32),
+        mask=np.array([0] + [1] * (size - 1), np.uint8),
+        logprobs=np.zeros(size, np.float32),
+        versions=np.zeros(size, np.int32),
+        reward=None,
+        seq=0,
+        group="probe",
+        trajectory=str(index),
+    )
+
+
+def _name(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} ({model.config.model_type})"
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0][:200] if lines else "nothing more"
+    return text if isinstance(error, BadConfiguration) else f"{type(error).__name__}: {text}"
+
+
+def _tell(model: PreTrainedModel, way: Way) -> None:
+    if not way.packs:
+        log.warning(
+            "%s: each sample is computed in a row of its own%s, because %s",
+            _name(model),
+            ", by transformers' eager attention" if way.attention == rows.EAGER else "",
+            way.because,
+        )
+    if model.config.model_type not in TESTED:
+        log.warning(
+            "%s: untested: docs/architectures.md does not have it, and a short comparison at load is all that was made",
+            _name(model),
+        )
+    if way.gap is None:
+        log.warning("%s: its weights give no finite number, so nothing was compared", _name(model))

@@ -1,0 +1,218 @@
+"""The loop of training from files: batches in an order of their own, a version now and then, the numbers of each step.
+
+Version n holds the weights after n batches, or, where versions are dense, after n times `save_every` batches; so a run
+that was killed goes on from its newest whole version and ends with the same bytes as one that was not. `run.json`
+beside the versions says what made them; another run is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from millrace.infra import durable
+from millrace.trainers import flops
+from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.batches.sample import Sample
+from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
+from millrace.trainers.learning import Trainer
+from millrace.trainers.offline.heldout import measure
+from millrace.trainers.offline.order import ItemOrder
+from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.weights import checkpoint, manifest
+from millrace.trainers.weights.checkpoint import Checkpoint, Fault
+from millrace.trainers.weights.state import State
+
+ABOUT = "run.json"
+SAVE_AFTER_S = 300.0
+"""seconds of training that a kill may lose, beside the batch in work"""
+
+Batch = Callable[[int, Sequence[int]], list[Sample]]
+"""Step and items -> their samples; seq is the place among the items. Step -1: of what is held out."""
+
+
+class RunListener:
+    """Hears how a run goes; by itself it says nothing."""
+
+    def refused(self, where: str, reason: str) -> None:
+        """A row is left out."""
+
+    def began(self, step: int, steps: int, items: int) -> None:
+        """Training goes from `step` to `steps`; `items` are learned from."""
+
+    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One batch is done; `step` counts from 1."""
+
+    def saved(self, version: Checkpoint) -> None:
+        """A version is durable."""
+
+    def noted(self, text: str) -> None:
+        """Something worth a line happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPace:
+    """steps: batches in all. evaluate_every: in batches; 0: at the end alone. save_every: in batches; 0: whenever
+    save_after_s seconds have passed, so that a kill loses little. keep: newest versions whose files are kept. dense:
+    versions are counted 1, 2, ... by saves, which needs a save_every, and not by batches."""
+
+    steps: int
+    evaluate_every: int = 0
+    save_every: int = 0
+    keep: int = 2
+    save_after_s: float = SAVE_AFTER_S
+    dense: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.keep < 1 or self.evaluate_every < 0 or self.save_every < 0:
+            raise BadConfiguration("steps and keep must be above 0, evaluate_every and save_every not below")
+        if self.dense and not self.save_every:
+            raise BadConfiguration("dense versions are one every save_every batches: set save_every above 0")
+
+    def version(self, step: int) -> int:
+        """The number of the version that holds the weights after `step` batches."""
+        return -(-step // self.save_every) if self.dense else step
+
+    def after(self, version: int) -> int:
+        """How many batches a version has behind it."""
+        return min(version * self.save_every, self.steps) if self.dense else version
+
+
+def train(
+    trainer: Trainer,
+    backend: TorchBackend,
+    begin: Callable[[], State],
+    batch: Batch,
+    order: ItemOrder,
+    pace: RunPace,
+    out: Path,
+    *,
+    about: Mapping[str, object],
+    resume: bool = False,
+    trackers: Sequence[Tracker] = (),
+    listener: RunListener | None = None,
+    fault: Fault = lambda name: None,
+) -> Checkpoint:
+    """Train `trainer`, whose formed backend is `backend`, until `pace.steps`; gives the last version.
+
+    about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
+    versions and `resume` is not set, or of a run that was another."""
+    heard = listener or RunListener()
+    begun, state = _beginning(out, about, resume, begin, heard)
+    start = pace.after(begun)
+    trainer.load(state)
+    heard.began(start, pace.steps, order.count - len(order.held_out))
+    evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
+    newest = _newest(out, begun)
+    if start == 0 and order.held_out:
+        _log(trackers, heard, 0, evaluate())
+    saved = time.monotonic()
+    for step in range(start + 1, pace.steps + 1):
+        began = time.perf_counter()
+        samples = batch(step - 1, order.items(step - 1))
+        count = trainer.algorithm.minibatches
+        seqs = sorted({sample.seq for sample in samples})
+        cuts = [seqs[len(seqs) * i // count : len(seqs) * (i + 1) // count] for i in range(count)]
+        report = trainer.train(samples, minibatches=cuts, version=step - 1)
+        metrics = report.metrics
+        metrics["tokens_per_second"] = metrics["tokens_computed"] / (time.perf_counter() - began)
+        metrics |= flops.utilisation(state, metrics, 1)
+        metrics["epoch"] = step / order.steps
+        last = step == pace.steps
+        if order.held_out and (last or (pace.evaluate_every and step % pace.evaluate_every == 0)):
+            metrics |= evaluate()
+        if report.unchanged:
+            heard.noted(f"step {step} changed nothing: {report.unchanged}")
+        _log(trackers, heard, step, metrics)
+        fault("offline.after_step")
+        due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
+        if last or due:
+            newest = _save(out, pace.version(step), backend, pace.keep, fault)
+            saved = time.monotonic()
+            heard.saved(newest)
+            fault("offline.after_save")
+    assert newest is not None, "a run has steps"
+    return newest
+
+
+def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Mapping[str, float]) -> None:
+    for tracker in trackers:
+        tracker.log(step, metrics)
+    heard.trained(step, metrics)
+
+
+def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequence[int]) -> dict[str, float]:
+    # A student answers anew each time: what it says changes with it.
+    measured = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
+    return {f"heldout_{name}": value for name, value in measured.items()}
+
+
+def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
+    state = backend.gather()
+    if state is None:
+        raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
+    saved = checkpoint.write(out, version, state, fault=fault)
+    for _, path in versions(out)[:-keep]:
+        shutil.rmtree(path)
+    return saved
+
+
+# ---- where a run begins
+
+
+def versions(out: Path) -> list[tuple[int, Path]]:
+    """The versions in `out`, oldest first."""
+    numbered = []
+    for path in out.glob("v*-*"):
+        number = path.name[1:].partition("-")[0]
+        if path.is_dir() and number.isdecimal():
+            numbered.append((int(number), path))
+    return sorted(numbered)
+
+
+def _beginning(
+    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], heard: RunListener
+) -> tuple[int, State]:
+    existing = versions(out)
+    path = out / ABOUT
+    if path.is_file() and (existing or resume):
+        _compare(path, about)
+    if existing and not resume:
+        raise BadConfiguration(f"{out} holds versions up to {existing[-1][0]}: go on with --resume, or name another")
+    checkpoint.sweep(out, older_than=0.0)
+    if not path.is_file():
+        _describe(path, about)
+    for number, directory in reversed(existing):
+        try:
+            return number, checkpoint.read(directory)
+        except CorruptCheckpoint as error:
+            heard.noted(f"version {number} is left out: {error}")
+    _describe(path, about)
+    return 0, begin()
+
+
+def _describe(path: Path, about: Mapping[str, object]) -> None:
+    durable.make_folder(path.parent)
+    durable.write(path, json.dumps(about, indent=1, sort_keys=True) + "\n", mode=durable.SHARED)
+
+
+def _compare(path: Path, about: Mapping[str, object]) -> None:
+    recorded, current = json.loads(path.read_bytes()), json.loads(json.dumps(about))
+    wrong = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
+    if wrong:
+        raise BadConfiguration(
+            f"{path.parent} was made with other settings ({', '.join(wrong)}): use the same, or another directory"
+        )
+
+
+def _newest(out: Path, version: int) -> Checkpoint | None:
+    for number, path in versions(out):
+        if number == version:
+            listing = manifest.load(path)
+            return Checkpoint(path, listing.digest, listing.files)
+    return None

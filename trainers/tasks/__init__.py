@@ -1,1 +1,0 @@
-"""Tasks that a tiny model can learn. No torch here: verifiers run in the reward stage's processes."""
