@@ -9,6 +9,7 @@ import pytest
 
 from millrace.consumers import policy_names, version_zero
 from millrace.consumers.history import newest
+from millrace.infra.engines.vllm import launch
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.gateway.rendering.tokenizer import ChatTokenizer
@@ -97,7 +98,7 @@ def test_an_object_store_needs_a_mount(tmp_path: Path) -> None:
 def test_tied_embeddings_are_refused_where_vllm_reloads_them_wrongly_and_untied_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version_zero, "installed", lambda _: "cpu")
+    monkeypatch.setattr(launch, "installed", lambda _: "cpu")
     settings = settings_for(tmp_path, "127.0.0.1:1", "t")[0]
     settings = settings.model_copy(
         update={"engine": settings.engine.model_copy(update={"kind": "vllm", "local": True})}

@@ -10,51 +10,36 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra import faults
-from millrace.infra.engines.bearer import REFUSED, Bearer
-from millrace.infra.engines.control import Broadcast, EngineControl, EngineState, PauseMode
+from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
+from millrace.infra.engines.kind import Key
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.schemas.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-JOIN_S = 60.0
-"""how long the ranks of a broadcast wait for each other"""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """in config.json: how many there are, as model families call it"""
-IDLE_S = 2.0
-"""vLLM closes idle connections after 5 s"""
 
 
-class VllmControl(EngineControl):
-    """Controls the server at `url`, which may ask for a `key`, given as it is or by what reads it. `load_timeout_s`
-    bounds one load, `timeout_s` every other call. on_cpu: whether it runs on a CPU, where that is known; None: it is
-    asked."""
+class VllmControl(HttpControl):
+    """Controls vLLM's server. on_cpu: whether it runs on a CPU, where that is known; None: it is asked."""
 
     def __init__(
         self,
         url: str,
         *,
-        key: str | Callable[[], str] = "",
+        key: Key = "",
         timeout_s: float = 30.0,
         load_timeout_s: float = 600.0,
         on_cpu: bool | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        self._bearer = Bearer(key)
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers=self._bearer.headers,
-            timeout=timeout_s,
-            limits=httpx.Limits(keepalive_expiry=IDLE_S),
-        )
-        self._load_timeout_s = load_timeout_s
+        super().__init__(url, key=key, timeout_s=timeout_s, load_timeout_s=load_timeout_s)
         self._known: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
         self._on_cpu = on_cpu
 
@@ -143,9 +128,6 @@ class VllmControl(EngineControl):
         body = {"request_ids": [f"generate-tokens-{one}" for one in request_ids]} if request_ids else {}
         return int((await self._post("/abort_requests", json=body))["aborted"])
 
-    async def close(self) -> None:
-        await self._client.aclose()
-
     async def _incarnation(self) -> str:
         found = START_TIME.search((await self._call("GET", "/metrics")).text)
         if found is None:
@@ -171,32 +153,8 @@ class VllmControl(EngineControl):
     async def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
         return _object(await self._call("POST", path, **arguments))
 
-    @retry(
-        retry=retry_if_exception_type(EngineUnavailable),
-        stop=stop_after_attempt(3),
-        wait=wait_exponential(0.05),
-        reraise=True,
-    )
-    async def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """The answer, status 200. A connection that broke is tried again: every call may be repeated."""
-        try:
-            brought = self._bearer.key
-            answer = await self._client.request(method, path, **arguments)
-            if answer.status_code == REFUSED and self._bearer.renewed(brought):
-                self._client.headers.update(self._bearer.headers)
-                answer = await self._client.request(method, path, **arguments)
-        except httpx.TimeoutException as error:
-            self._known = None
-            raise EngineTimeout(f"{self.url}{path} did not answer in time") from error
-        except httpx.TransportError as error:
-            self._known = None
-            raise EngineUnavailable(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
-        if answer.status_code == 200:
-            return answer
-        message = f"{self.url}{path} answered {answer.status_code}: {answer.text[:500]}"
-        if answer.status_code < 500:
-            raise EngineRejected(message, answer.status_code)
-        raise EngineError(message)
+    def _broke(self) -> None:
+        self._known = None
 
 
 def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
