@@ -19,6 +19,7 @@ import msgspec
 
 from millrace.infra import telemetry
 from millrace.producers.client import AsyncSession, GatewayRefused, GatewayUnreachable
+from millrace.producers.gateway.bodies import EndIn, StartIn, posted
 from millrace.producers.rollout.agents import Agent
 from millrace.producers.rollout.trouble import Trouble
 from millrace.schemas.ids import new_id
@@ -116,19 +117,21 @@ class Runner:
 
     async def _start(self, grant: Grant, sample: int) -> AsyncSession | None:
         """The session of a sample; None when the gateway will never take it."""
-        fields = {
-            "ticket": grant["ticket"],
-            "group_size": grant["group_size"],
-            "sample": sample,
-            "attempt": new_id(),
-            "min_version": grant["min_version"],
-            "deadline": grant["deadline"],
-            "task_id": grant["prompt_id"],
-            "task": json.loads(grant["task"]),
-            "awaits": grant["awaits"],
-            "reward_deadline_ms": grant["reward_deadline_ms"],
-            "sampling": dict(self.sampling),
-        }
+        task = json.loads(grant["task"])
+        fields = posted(
+            StartIn,
+            ticket=grant["ticket"],
+            group_size=grant["group_size"],
+            sample=sample,
+            attempt=new_id(),
+            min_version=grant["min_version"],
+            deadline=grant["deadline"],
+            task_id=grant["prompt_id"],
+            task=task,
+            awaits=grant["awaits"],
+            reward_deadline_ms=grant["reward_deadline_ms"],
+        )
+        fields["sampling"] = dict(self.sampling)
         while True:
             try:
                 return await AsyncSession.start(self.base_url, self.api_key, http=self._http, **fields)
@@ -146,13 +149,13 @@ class Runner:
                 output = await self.agent(task, self.base_url, session.api_key)
         except TimeoutError:
             reason = f"the agent took longer than {self.timeout_s} s"
-            return {"status": "failed", "stop_condition": "timeout", "reason": reason}
+            return posted(EndIn, status="failed", stop_condition="timeout", reason=reason)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:REASON]
             self.trouble.note_failure(session.id, error)
-            return {"status": "failed", "stop_condition": "exception", "reason": reason}
+            return posted(EndIn, status="failed", stop_condition="exception", reason=reason)
         self.trouble.note_success()
-        return {"status": "completed", "stop_condition": "agent", "output": output}
+        return posted(EndIn, status="completed", stop_condition="agent", output=output)
 
     async def _end(self, session: AsyncSession, ended: dict[str, Any]) -> None:
         while True:
