@@ -91,6 +91,7 @@ MISSPELT = [
         '"__getitem__"',
     ),
     ("consumers/audit/weights.py", 'event["template_hash"]', 'event["tempalte_hash"]', "tempalte_hash"),
+    ("streams/dispatch/stage.py", '{"ticket": str', '{"tikcet": str', "tikcet"),
     ("producers/rollout/episodes.py", 'deadline=grant["deadline"]', 'dedline=grant["deadline"]', "dedline"),
     ("producers/rollout/episodes.py", 'stop_condition="timeout"', 'stop_conditon="timeout"', "stop_conditon"),
     ("producers/intake/mcp.py", "latency_us=min", "latency_ms=min", "latency_ms"),
