@@ -244,12 +244,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of one forward pass")
     parser.add_argument("--seed", type=int, help="of requests that bring none; default: fresh entropy")
     parser.add_argument("--receiver", default="", help="module:function that takes weights from a process group")
-    given = parser.parse_args()
-    if not is_local(given.host) and not os.environ.get(KEY):
-        parser.error(f"--host {given.host} is reachable from other machines: set {KEY}")
-    torch.set_num_threads(given.threads)
-    name, receiver = given.served_model_name, pkgutil.resolve_name(given.receiver) if given.receiver else None
-    end(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))
+    options = parser.parse_args()
+    if not is_local(options.host) and not os.environ.get(KEY):
+        parser.error(f"--host {options.host} is reachable from other machines: set {KEY}")
+    torch.set_num_threads(options.threads)
+    name, receiver = options.served_model_name, pkgutil.resolve_name(options.receiver) if options.receiver else None
+    end(asyncio.run(serve(options.model, options.host, options.port, name, options.max_rows, options.seed, receiver)))
 
 
 if __name__ == "__main__":

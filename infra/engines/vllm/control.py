@@ -40,17 +40,17 @@ class VllmControl(HttpControl):
         on_cpu: bool | None = None,
     ) -> None:
         super().__init__(url, key=key, timeout_s=timeout_s, load_timeout_s=load_timeout_s)
-        self._known: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
+        self._identity: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
         self._on_cpu = on_cpu
 
     async def state(self) -> EngineState:
         label = str((await self._get("/weight_info"))["weight_version"])
         paused = bool((await self._get("/is_paused"))["is_paused"])
-        if self._known is None or self._known[1] != label:
-            self._known = (await self._incarnation(), label)
+        if self._identity is None or self._identity[1] != label:
+            self._identity = (await self._incarnation(), label)
         if not is_base(label):
-            return EngineState(self._known[0], label, paused)
-        return EngineState(self._known[0], newest(await self.adapters()) or label, paused, label)
+            return EngineState(self._identity[0], label, paused)
+        return EngineState(self._identity[0], newest(await self.adapters()) or label, paused, label)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", params={"mode": mode})
@@ -117,8 +117,8 @@ class VllmControl(HttpControl):
     async def set_version(self, label: str) -> None:
         await self._post("/update_weight_version", json={"new_version": label})
         # What restarted under our hands forgets this label, and is then noticed by it.
-        if self._known is not None:
-            self._known = (self._known[0], label)
+        if self._identity is not None:
+            self._identity = (self._identity[0], label)
 
     async def reset_prefix_cache(self) -> bool:
         answer = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
@@ -129,10 +129,10 @@ class VllmControl(HttpControl):
         return int((await self._post("/abort_requests", json=body))["aborted"])
 
     async def _incarnation(self) -> str:
-        found = START_TIME.search((await self._call("GET", "/metrics")).text)
-        if found is None:
+        start = START_TIME.search((await self._call("GET", "/metrics")).text)
+        if start is None:
             raise EngineError(f"{self.url}/metrics has no process_start_time_seconds: restarts could not be noticed")
-        return f"{float(found[1]):.6f}"
+        return f"{float(start[1]):.6f}"
 
     async def _runs_on_cpu(self) -> bool | None:
         """None where the engine cannot say: vLLM's route for it calls pip or uv, which may be missing there."""
@@ -154,7 +154,7 @@ class VllmControl(HttpControl):
         return _object(await self._call("POST", path, **arguments))
 
     def _broke(self) -> None:
-        self._known = None
+        self._identity = None
 
 
 def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
@@ -174,7 +174,7 @@ def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
 
 def newest(names: Sequence[str]) -> str | None:
     """The adapter of the highest version."""
-    versions = {found[1]: name for name in names if (found := parse_label(name)) is not None}
+    versions = {label[1]: name for name in names if (label := parse_label(name)) is not None}
     return versions[max(versions)] if versions else None
 
 

@@ -259,9 +259,9 @@ class VllmEngine(Engine):
 
     async def _send_once(self, body: bytes) -> aiohttp.ClientResponse:
         try:
-            brought = self._bearer.key
+            key = self._bearer.key
             answer = await self._client().post(self._generate_url, data=body)
-            if answer.status == REFUSED and self._bearer.renewed(brought):
+            if answer.status == REFUSED and self._bearer.renewed(key):
                 answer.release()
                 self._client().headers.update(self._bearer.headers)
                 answer = await self._client().post(self._generate_url, data=body)
