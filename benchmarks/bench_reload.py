@@ -20,8 +20,7 @@ from pathlib import Path
 from benchmarks.serving import KINDS, served
 from millrace.consumers.reloader.shell import Reloader
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.control import PauseMode
-from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.control import EngineControl, PauseMode
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -36,18 +35,22 @@ NAMESPACE = "bench-reload"
 WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
 
 
-class TimedControl(VllmControl):
-    """Notes when the last swap froze and resumed the engine."""
+class SwapTimes:
+    """When the last swap froze and resumed the engine behind `control`."""
 
-    frozen_at = resumed_at = 0.0
+    def __init__(self, control: EngineControl) -> None:
+        self.frozen_at = self.resumed_at = 0.0
+        pause, resume = control.pause, control.resume
 
-    async def pause(self, mode: PauseMode = "keep") -> None:
-        await super().pause(mode)
-        self.frozen_at = time.perf_counter()
+        async def timed_pause(mode: PauseMode = "keep") -> None:
+            await pause(mode)
+            self.frozen_at = time.perf_counter()
 
-    async def resume(self) -> None:
-        await super().resume()
-        self.resumed_at = time.perf_counter()
+        async def timed_resume() -> None:
+            await resume()
+            self.resumed_at = time.perf_counter()
+
+        control.pause, control.resume = timed_pause, timed_resume
 
 
 @asynccontextmanager
@@ -67,7 +70,7 @@ async def load(engine: VllmEngine, count: int, seen: dict[str, float]) -> AsyncI
     await asyncio.gather(*clients, return_exceptions=True)
 
 
-async def bare_swaps(control: VllmControl, folders: list[Path], count: int) -> list[float]:
+async def bare_swaps(control: EngineControl, folders: list[Path], count: int) -> list[float]:
     """Seconds of each direct swap."""
     times = []
     for number in range(count):
@@ -81,9 +84,9 @@ async def bare_swaps(control: VllmControl, folders: list[Path], count: int) -> l
     return times
 
 
-async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, count: int) -> None:
+async def measure(bus: KafkaBus, control: EngineControl, folders: list[Path], versions: int, count: int) -> None:
     """Print the table."""
-    control, engine, seen = TimedControl(url), VllmEngine(url), dict[str, float]()
+    times, engine, seen = SwapTimes(control), VllmEngine(control.url), dict[str, float]()
     rows: dict[str, list[float]] = {"checked and frozen": [], "serving": [], "first token at a client": []}
     async with load(engine, count, seen):
         await until(lambda: seen)
@@ -105,9 +108,9 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
             await until(lambda label=label, version=version: label in seen if count else reloader.served == version)
             await until(lambda written=written: written)  # a client may have seen the label before this thread ran
             (start,) = written
-            rows["checked and frozen"].append(control.frozen_at - start)
-            rows["serving"].append(control.resumed_at - start)
-            rows["first token at a client"].append(seen.get(label, control.resumed_at) - start)
+            rows["checked and frozen"].append(times.frozen_at - start)
+            rows["serving"].append(times.resumed_at - start)
+            rows["first token at a client"].append(seen.get(label, times.resumed_at) - start)
         stop.set()
         await running
         publisher.close()
@@ -115,8 +118,8 @@ async def measure(bus: KafkaBus, url: str, folders: list[Path], versions: int, c
     await control.close()
     base = statistics.median(bare)
     print(f"{versions} versions, {count} requests in flight; a bare swap takes {base * 1000:.0f} ms (median)")
-    for name, times in rows.items():
-        median, worst = statistics.median(times), max(times)
+    for name, seconds in rows.items():
+        median, worst = statistics.median(seconds), max(seconds)
         print(f"{name:24} {median * 1000:6.0f} ms median, {worst * 1000:6.0f} ms worst, ratio {median / base:.2f}")
 
 
@@ -131,12 +134,12 @@ def main() -> None:
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
-        url = stack.enter_context(served(given.engine, folders[0], root))
+        control = stack.enter_context(served(given.engine, folders[0], root))
         broker = stack.enter_context(Broker(root / "broker"))
         broker.start()
         bus = stack.enter_context(KafkaBus(broker.bootstrap))
         bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
-        asyncio.run(measure(bus, url, folders, given.versions, given.load))
+        asyncio.run(measure(bus, control, folders, given.versions, given.load))
 
 
 if __name__ == "__main__":

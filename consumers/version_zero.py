@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.consumers import policy_names
 from millrace.infra.config import Settings
-from millrace.infra.engines.vllm.launch import installed
-from millrace.infra.errors import PolicyError, ServiceError
+from millrace.infra.engines.kinds import KINDS
+from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.history import newest
 from millrace.infra.log.history.ledger import chained
@@ -78,14 +78,8 @@ def begin(settings: Settings, state: State, bus: Bus, parent: tuple[str, int] | 
 def unservable(settings: Settings, config: Mapping[str, Any]) -> str | None:
     """Why the engine of this machine cannot serve versions of a model of this config.json, and what to do; None where
     it can, or where the engine is another's."""
-    from millrace.infra.engines.vllm.control import wrong_on_cpu
-
-    if not settings.engine.local or settings.engine.kind != "vllm":
-        return None
-    try:
-        return wrong_on_cpu(config) if installed(settings.engine.device) == "cpu" else None
-    except ServiceError:
-        return None  # whoever starts the engine says what is missing
+    engine = settings.engine
+    return KINDS[engine.kind].refusal(engine.device, config) if engine.local else None
 
 
 def _refuse_existing(settings: Settings, bus: Bus) -> None:

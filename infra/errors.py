@@ -34,6 +34,7 @@
     │   ├── LogFull              the local log can take no more
     │   ├── GatewayUnreachable   the client got no answer
     │   └── GatewayRefused       the client was refused
+    ├── RolloutError             a rollout worker could not do its part
     ├── DetectorError            a detector of secrets failed; what it was given must not be learned from
     ├── RewardError              a verifier could not be loaded or run
     ├── LearnerError             a learner cannot go on
@@ -187,6 +188,10 @@ class EngineRejected(EngineError):
 
 class GatewayError(MillraceError):
     """The capture gateway refused or failed."""
+
+
+class RolloutError(MillraceError):
+    """A rollout worker could not do its part."""
 
 
 class DetectorError(MillraceError):

@@ -30,7 +30,8 @@ from millrace.infra.errors import GatewayError
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.session_keys import session_id
-from millrace.producers.tools import SideEffect, ToolStatus, decorated, enter, leave
+from millrace.producers.tools import SideEffect, decorated, enter, leave
+from millrace.schemas.records import ToolStatus
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])

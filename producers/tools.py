@@ -27,13 +27,14 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 import orjson
 
+from millrace.producers.gateway.episodes.bodies import ToolCallIn, ToolResultIn, posted
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.records import ToolStatus
 
 F = TypeVar("F", bound=Callable[..., Any])
-ToolStatus = Literal["ok", "error", "timeout", "denied", "cancelled"]
 SideEffect = Literal["none", "reversible", "irreversible"]
 
 current: ContextVar[Owner | None] = ContextVar("millrace_session", default=None)
@@ -196,29 +197,30 @@ class ToolCallReport:
     def _asked(self) -> dict[str, Any]:
         bound = arguments(self._spec.signature, self._args, self._given)
         own = bound.get(self._spec.call_id) if self._spec.call_id else None
-        self._id = own if isinstance(own, str) and own else new_id()
+        self._id = call_id = own if isinstance(own, str) and own else new_id()
         said = {name: value for name, value in bound.items() if name not in self._spec.leave_out}
-        return {
-            "kind": "tool_call",
-            "call_id": self._id,
-            "name": self._spec.name,
-            "arguments": as_json(said),
-            "join": self._id != own,
-            "event_time": now_micros(),
-        }
+        return posted(
+            ToolCallIn,
+            call_id=call_id,
+            name=self._spec.name,
+            arguments=as_json(said),
+            join=call_id != own,
+            event_time=now_micros(),
+        )
 
     def _answered(self, error: BaseException | None, latency_us: int) -> dict[str, Any]:
-        return {
-            "kind": "tool_result",
-            "call_id": self._id,
-            "name": self._spec.name,
-            "status": status(error),
-            "content": as_text(self.result) if error is None else as_text(f"{type(error).__name__}: {error}"),
-            "latency_us": min(max(latency_us, 0), bounds.WAIT_MS * 1000),
-            "tool_version": self._spec.version,
-            "side_effect": self._spec.side_effect,
-            "event_time": now_micros(),
-        }
+        assert self._id is not None, "it was asked"
+        return posted(
+            ToolResultIn,
+            call_id=self._id,
+            name=self._spec.name,
+            status=status(error),
+            content=as_text(self.result) if error is None else as_text(f"{type(error).__name__}: {error}"),
+            latency_us=min(max(latency_us, 0), bounds.WAIT_MS * 1000),
+            tool_version=self._spec.version,
+            side_effect=self._spec.side_effect,
+            event_time=now_micros(),
+        )
 
 
 def arguments(signature: inspect.Signature | None, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:

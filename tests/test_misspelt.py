@@ -91,6 +91,12 @@ MISSPELT = [
         '"__getitem__"',
     ),
     ("consumers/audit/weights.py", 'event["template_hash"]', 'event["tempalte_hash"]', "tempalte_hash"),
+    ("streams/dispatch/stage.py", '{"ticket": str', '{"tikcet": str', "tikcet"),
+    ("producers/rollout/episodes.py", 'deadline=grant["deadline"]', 'dedline=grant["deadline"]', "dedline"),
+    ("producers/rollout/episodes.py", 'stop_condition="timeout"', 'stop_conditon="timeout"', "stop_conditon"),
+    ("producers/intake/mcp.py", "latency_us=min", "latency_ms=min", "latency_ms"),
+    ("producers/intake/a2a.py", "call_id=found", "callid=found", "callid"),
+    ("producers/tools.py", "latency_us=", "latency_ms=", "latency_ms"),
     ("infra/stages/decisions.py", 'decision["reason"]', 'decision["raeson"]', "raeson"),
 ]
 """module, text, the same misspelt, and what the error must name"""

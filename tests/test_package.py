@@ -132,7 +132,7 @@ def test_user_modules_may_have_the_names_of_our_rooms(beside: Path) -> None:
         from millrace.producers.rollout.agents import load_agent
         from millrace.streams.reward.verifiers import load
 
-        said = asyncio.run(load_agent("my_agent:agent", 1)({}, "", ""))
+        said = asyncio.run(load_agent("my_agent:agent")({}, "", ""))
         import datasets  # the library, which a module of the user must not stand in for
 
         print(said, load("my_agent:verify")({}, said, {}), datasets.__name__)

@@ -116,7 +116,7 @@ def _plainly(
     return {
         "policy": deployment.settings.policy.name,
         "log": watch if isinstance(watch, str) else "ok",
-        "awaited": awaited(watch, states),
+        "awaited": awaited(watch, states, now_micros()),
         "learning": learning_of,
         "processes": [asdict(one) for one in states],
     }
@@ -185,7 +185,7 @@ def _watch(settings: Settings, held: ExitStack) -> StatusWatch | str:
 def _status(deployment: Deployment, watch: StatusWatch | str) -> RenderableType:
     states = deployment.supervisor.states()
     parts: list[RenderableType] = []
-    coming = awaited(watch, states)
+    coming = awaited(watch, states, now_micros())
     if isinstance(watch, str):
         parts.append(watch)
     else:

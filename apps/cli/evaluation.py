@@ -217,7 +217,7 @@ def _through_gateway(
     settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
-    agent = load_agent(settings.rollout.agent, settings.rollout.concurrency) if settings.rollout.agent else None
+    agent = load_agent(settings.rollout.agent) if settings.rollout.agent else None
     if agent is None and any("messages" not in task for task in tasks):
         raise ConfigError(f"{options.tasks}: a gateway is asked by messages, and some task has none")
     url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1"

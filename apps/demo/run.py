@@ -56,7 +56,7 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
             _prepare(settings, fleet, seed, screen)
             watch = StatusWatch(connect(settings), settings.namespace, settings.policy.name)
             usage = CpuUsage(fleet.deployment)
-            screen.tell("starting vLLM, gateway, stages, learners, reloader and rollout workers")
+            screen.tell("starting engine, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
             reached = _drive(settings, plan, fleet, watch, usage, screen, started)
             screen.tell("stopping the fleet; Kafka stays for the audit")

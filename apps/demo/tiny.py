@@ -75,7 +75,7 @@ def random_state(seed: int) -> State:
         hidden_size=96,
         intermediate_size=256,
         num_hidden_layers=2,
-        num_attention_heads=3,  # heads of 32: the least that vLLM computes on a CPU
+        num_attention_heads=3,  # heads of 32: the least that engines compute on a CPU
         num_key_value_heads=3,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

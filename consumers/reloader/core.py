@@ -7,7 +7,7 @@ Invariants:
 - A fresh reloader trusts no label that it finds: it loads the newest version once. So whatever a killed predecessor
   left (paused, half loaded, loaded and not acknowledged) ends the same way.
 - After a failed load nothing is sampled before a load has succeeded: first a newer version if there is one, else
-  the last good one. Two failures in a row condemn the incarnation: vLLM may then answer 200 to a good load and
+  the last good one. Two failures in a row condemn the incarnation: an engine may then answer 200 to a good load and
   serve wrong numbers (measured), so only a restart helps.
 - What failed is tried again later, with growing delays, as long as it is the newest."""
 

@@ -1,7 +1,7 @@
 """Whether a weight directory is the one that its event names, and one that the engine can take.
 
-Invariants: nothing reaches an engine that was not checked here first, because a load that fails poisons vLLM, and
-one of another shape makes it serve wrong numbers even after a good load (measured on 0.32). Only what engines read
+Invariants: nothing reaches an engine that was not checked here first, because a load that fails may poison it, and
+one of another shape makes it serve wrong numbers even after a good load (measured). Only what engines read
 is hashed: the training state beside it may be many times larger."""
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What a process of an engine does with a broadcast: join its group, receive, check. Loading is the engine's affair.
+`millrace.infra.engines.kind.RECEIVER` names `receive`.
 
-Messages are plain objects, as they travel over vLLM's routes: `group` has `host`, `port`, `ranks` and `timeout_s`,
+Messages are plain objects, as engines' routes take them: `group` has `host`, `port`, `ranks` and `timeout_s`,
 `announced` the base64 of the weight file's first bytes (`header`) and the sha256 hex of the whole file (`digest`).
 
 Invariant: what is returned is the file that was announced, bit for bit."""

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from millrace.consumers.reloader.broadcast import FromLearner
-from millrace.consumers.reloader.restart import end_engine
 from millrace.consumers.reloader.shell import Reloader
 from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
-from millrace.infra.engines.vllm.control import VllmControl
-from millrace.infra.engines.vllm.launch import installed
-from millrace.infra.errors import ServiceError
+from millrace.infra.engines.kinds import KINDS
 from millrace.infra.local_keys import engine_key
 from millrace.infra.process.stopping import stop_asked
+
+PATIENCE_S = 10.0
+"""how long an engine that is asked to end may take"""
 
 
 def run(settings: Settings, *, url: str | None = None) -> None:
@@ -36,16 +40,6 @@ def transport_of(settings: Settings, url: str) -> WeightTransport:
     return FromLearner(directory) if settings.engine.weights == "broadcast" else directory
 
 
-def on_cpu(settings: Settings) -> bool | None:
-    """Whether the engine runs on a CPU; None where only it can know."""
-    if not settings.engine.local:
-        return None
-    try:
-        return settings.engine.kind == "vllm" and installed(settings.engine.device) == "cpu"
-    except ServiceError:
-        return None
-
-
 def cache_of(settings: Settings, url: str) -> Path | None:
     """Where versions of the engine at `url` are composed: a place of its own; None when engine and reloader are known
     to share no disk but that of the weights."""
@@ -58,7 +52,8 @@ def cache_of(settings: Settings, url: str) -> Path | None:
 async def _run(settings: Settings, url: str) -> None:
     stop = stop_asked()
     bus = connect(settings)
-    control = VllmControl(url, key=partial(engine_key, settings), on_cpu=on_cpu(settings))
+    engine = settings.engine
+    control = KINDS[engine.kind].control(url, partial(engine_key, settings), engine.device if engine.local else None)
     try:
         reloader = Reloader(
             bus,
@@ -76,3 +71,42 @@ async def _run(settings: Settings, url: str) -> None:
     finally:
         await control.close()
         bus.close()
+
+
+def end_engine(url: str) -> int | None:
+    """End the process that listens at `url`, which can no longer be trusted; whoever supervises it starts it again.
+    Gives its pid, None when nothing on this machine that belongs to us listens there. Blocks for up to 10 s."""
+    process = _listener(url)
+    if process is None:
+        return None
+    process.terminate()
+    try:
+        process.wait(PATIENCE_S)
+    except psutil.TimeoutExpired:
+        process.kill()
+        process.wait(PATIENCE_S)
+    return process.pid
+
+
+def _listener(url: str) -> psutil.Process | None:
+    parts = urlsplit(url)
+    if not _is_here(parts.hostname or ""):
+        return None
+    for process in psutil.process_iter():
+        try:
+            sockets = process.net_connections("tcp")
+        except (psutil.AccessDenied, psutil.NoSuchProcess):
+            continue
+        if any(one.status == psutil.CONN_LISTEN and one.laddr.port == parts.port for one in sockets):
+            return process
+    return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this machine."""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(host))
+    except (OSError, ValueError):
+        return False
+    local = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+    return address.is_loopback or str(address) in local

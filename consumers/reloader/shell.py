@@ -224,6 +224,8 @@ class Reloader:
         if self._alive:
             log.warning("%s is gone, waiting for it: %s", self._worker, error)
             await self._status.say("stopped")
+        elif self._status.due:
+            await self._status.say("starting", f"{self._control.url} does not answer: the engine loads, or is gone")
         self._alive = False
 
     async def _wait(self, follower: Follower) -> None:

@@ -1,8 +1,9 @@
-"""What `workers` says of one engine: which version it serves, that it is being loaded, or that it failed.
+"""What `workers` says of one engine: which version it serves, that it is being loaded, that it does not answer yet, or
+that it failed.
 
-Invariants: a status is renewed well within its time to live while the engine answers, and withdrawn as soon as it is
-known to be dead; one engine has one status, that of its present incarnation; a log that does not answer delays a swap
-by `ACKNOWLEDGE_S` at most."""
+Invariants: a status is renewed well within its time to live; an engine that is known to be dead is said to be stopped
+at once; one engine has one status, that of its present incarnation; a log that does not answer delays a swap by
+`ACKNOWLEDGE_S` at most."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ from millrace.schemas.records import WorkerState
 
 log = logging.getLogger(__name__)
 
+UNSEEN = "unseen"
+"""the incarnation of an engine that has not answered this reloader yet"""
 ADAPTER = "adapter"
 """mode of a version that is an adapter"""
 TTL_S = 6.0
@@ -69,17 +72,14 @@ class Status:
             task.cancel()
         await task
 
-    async def say(self, state: WorkerState) -> None:
-        """Publish a status, waiting a little for the log."""
-        incarnation = self._machine.incarnation
-        if incarnation is None:
-            return
+    async def say(self, state: WorkerState, error: str | None = None) -> None:
+        """Publish a status, waiting a little for the log. error: what is wrong; None: what the reloader knows of."""
         self._loaded = state == "loaded"
         version = self._machine.served if state in ("loading", "loaded", "serving") else None
         said = status(
             self._workers,
             worker=self._worker,
-            incarnation=incarnation,
+            incarnation=self._machine.incarnation or UNSEEN,
             role="engine",
             state=state,
             policy=self._machine.policy,
@@ -87,7 +87,7 @@ class Status:
             version=version,
             adapter=version is not None and self._machine.events[version]["mode"] == ADAPTER,
             url=self._url,
-            error=self._machine.error,
+            error=error or self._machine.error,
         )
         await self._publish(said)
         self._beat_at = time.monotonic() + BEAT_S

@@ -10,18 +10,25 @@ from collections.abc import Mapping, Sequence
 from millrace.consumers.status.watch import StatusWatch
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.machine.supervisor import ProgramState
+from millrace.schemas.ids import Micros
 
 GOOD = ("RUNNING", "STARTING", "EXITED")
 """states of programs in which nothing is wrong"""
 
 
-def awaited(watch: StatusWatch | str, states: Sequence[ProgramState]) -> list[str]:
-    """What is still to come before the policy can learn, in the order in which it comes; `watch` may be why there is
-    none. Empty where nothing runs here."""
+def awaited(watch: StatusWatch | str, states: Sequence[ProgramState], now: Micros) -> list[str]:
+    """What is still to come at `now` before the policy can learn, in the order in which it comes; `watch` may be why
+    there is none. Empty where nothing runs here."""
     if not states:
         return []
     starting = [one.name for one in states if one.state == "STARTING" and not one.failing]
     out = [f"{', '.join(starting)} to start"] if starting else []
+    if not isinstance(watch, str):
+        out += [
+            f"the engine at {one['url']} to load its model (it does not answer yet)"
+            for one in watch.workers.values()
+            if one["role"] == "engine" and one["state"] == "starting" and one["error"] and one["expires_at"] > now
+        ]
     if isinstance(watch, str):
         return [*out, "the topics"] if BROKER in starting else out
     return out if watch.began else [*out, "version 0 (`millrace policy create --model DIR` writes it)"]

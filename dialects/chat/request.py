@@ -62,7 +62,7 @@ UNSERVED = {
     "chat_template": "the model's own template is used",
     "documents": "put them into a message",
 }
-"""fields of vLLM's that are refused where they ask for something, never passed over"""
+"""fields of open engines that are refused where they ask for something, never passed over"""
 
 
 class FunctionIn(msgspec.Struct):
@@ -101,7 +101,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """OpenAI's chat completion request, with those fields of vLLM's that would alter a reply."""
+    """OpenAI's chat completion request, with those fields of open engines that would alter a reply."""
 
     model: Name
     messages: list[MessageIn]
@@ -328,7 +328,7 @@ def _shape(output: dict[str, Any]) -> ReplyShape:
 
 
 def _held(request: ChatRequest) -> ReplyShape | None:
-    """The shape that vLLM's own fields ask for."""
+    """The shape that the fields of open engines ask for."""
     given: Any = request.guided_json
     if given is not None:
         return ReplyShape("guided_json", _schema(given, "guided_json"))
@@ -344,7 +344,7 @@ def _held(request: ChatRequest) -> ReplyShape | None:
 
 
 def _schema(given: Any, param: str) -> dict[str, Any] | None:
-    """A schema, which vLLM takes as text too."""
+    """A schema, which open engines take as text too."""
     if isinstance(given, str):
         if shape.unwieldy(given):
             raise bad_request(f"{param}: a schema is a JSON object within the limits", param=param)

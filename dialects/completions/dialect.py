@@ -35,7 +35,7 @@ class AnyCompletions(msgspec.Struct):
 
 
 class CompletionsRequest(msgspec.Struct):
-    """OpenAI's request of a completion, with vLLM's `top_k`, `min_p` and `repetition_penalty`."""
+    """OpenAI's request of a completion, with the `top_k`, `min_p` and `repetition_penalty` of open engines."""
 
     model: Name
     prompt: Prompt

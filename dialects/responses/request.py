@@ -79,7 +79,7 @@ class AnyResponses(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(AnyResponses, kw_only=True):
-    """OpenAI's request to create a response, with vLLM's `top_k`."""
+    """OpenAI's request to create a response, with the `top_k` of open engines."""
 
     model: Name
     tool_choice: str | dict[str, Any] | None = None

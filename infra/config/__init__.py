@@ -12,9 +12,10 @@ from millrace.infra.config.experience import Governance, Policy, Reward, RewardJ
 from millrace.infra.config.explain import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
 from millrace.infra.config.serving import Engine, Gateway, GatewayKey, GatewayPolicy, Otlp, Warehouse
-from millrace.infra.config.settings import PREFIX, Settings, is_local, masked
+from millrace.infra.config.settings import PREFIX, Settings, masked
 from millrace.infra.config.training import Learner, Lora
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
+from millrace.infra.process.net import is_local
 
 __all__ = [
     "FILE",

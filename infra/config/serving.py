@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, SecretStr
 
 from millrace.infra.config.base import Name, Positive, Seconds, Section
 from millrace.infra.config.upstreams import Address, GatewayPrices, GatewayRoute, GatewayUpstream
+from millrace.infra.engines.kind import Device
+from millrace.infra.engines.kinds import KindName
 
 
 def _hermes(given: Any) -> Any:
@@ -172,9 +174,7 @@ class Otlp(Section):
 class Engine(Section):
     """What samples tokens."""
 
-    kind: Literal["vllm", "inprocess"] = Field(
-        default="vllm", description="inprocess: transformers, for tests and tiny models"
-    )
+    kind: KindName = Field(default="vllm", description="inprocess: transformers, for tests and tiny models")
     url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
     local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
     key: SecretStr = Field(
@@ -182,7 +182,7 @@ class Engine(Section):
         description="bearer key that gateway and reloader bring and that our engine asks for; an engine that listens "
         "beyond this machine needs one",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="what the local engine runs on")
+    device: Device = Field(default="auto", description="what the local engine runs on")
     max_model_len: Annotated[int, Field(ge=0)] = Field(
         default=0, description="longest sequence of the local engine, in tokens; 0: as long as the model takes"
     )
@@ -205,7 +205,7 @@ class Engine(Section):
         description="requests under way while weights change: keep freezes them in the engine; abort ends them, and "
         "the gateway asks for the rest with what was sampled so far, which any engine can do",
     )
-    args: tuple[str, ...] = Field(default=(), description="more arguments for vLLM")
+    args: tuple[str, ...] = Field(default=(), description="more arguments for the local engine")
 
 
 class Warehouse(Section):

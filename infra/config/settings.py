@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,9 @@ from millrace.infra.config.training import Learner
 from millrace.infra.config.unpriced import unbound, useless
 from millrace.infra.config.upstreams import misrouted
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
+from millrace.infra.engines.kinds import KINDS
 from millrace.infra.log.topics import TopicSizes
+from millrace.infra.process.net import is_local
 
 PREFIX = "MILLRACE_"
 
@@ -113,8 +114,11 @@ class Settings(BaseSettings):
             raise ValueError("[gateway] processes share one port: say which with [gateway] port")
         if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
             raise ValueError(wrong)
-        if self.adapters and self.engine.kind != "vllm":
-            raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind vllm, not {self.engine.kind}')
+        if self.adapters and not KINDS[self.engine.kind].serves_adapters:
+            others = " or ".join(name for name, kind in KINDS.items() if kind.serves_adapters)
+            raise ValueError(
+                f'[learner] lora: publish = "adapter" needs [engine] kind {others}, not {self.engine.kind}'
+            )
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
         for name, key in self.gateway.keys.items():
@@ -136,7 +140,7 @@ class Settings(BaseSettings):
             )
         for section, local, address in (
             ("kafka", self.kafka.local, self.kafka.bootstrap.rpartition(":")[0]),
-            ("engine", self.engine.local and self.engine.kind == "vllm", urlsplit(self.engine.url).hostname or ""),
+            ("engine", self.engine.local, urlsplit(self.engine.url).hostname or ""),
         ):
             if local and not is_local(address):
                 raise ValueError(
@@ -201,13 +205,3 @@ def _masked(value: Any) -> Any:
     if isinstance(value, list):
         return [_masked(inner) for inner in value]
     return in_text(value) if isinstance(value, str) else value
-
-
-def is_local(host: str) -> bool:
-    """Whether an address is reachable from this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

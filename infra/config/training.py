@@ -78,7 +78,7 @@ class Learner(Section):
     lora: Lora = Field(
         default=Lora(),
         description="a rank above 0 trains an adapter on the targets alone; publish: merge writes full weights, "
-        "adapter the adapter alone, which vLLM serves on the weights that it began with",
+        "adapter the adapter alone, which engines with adapters serve on the weights that it began with",
     )
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")

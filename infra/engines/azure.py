@@ -53,7 +53,7 @@ class AzureUpstream(TextUpstream):
 def _model(body: bytes | None) -> str:
     """The model that a request names, "" where it names none."""
     try:
-        found = None if body is None else _deployment.decode(body).model
+        model = None if body is None else _deployment.decode(body).model
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    return found if isinstance(found, str) else ""
+    return model if isinstance(model, str) else ""

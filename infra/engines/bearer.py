@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 REFUSED = 401
 HEADER = "authorization"
+Key = str | Callable[[], str]
+"""an engine's key, or what reads it"""
 
 
 class Bearer:
     """A key, or what reads it; an empty one is not brought."""
 
-    def __init__(self, key: str | Callable[[], str] | None) -> None:
+    def __init__(self, key: Key | None) -> None:
         self._read = key if callable(key) else lambda: key or ""
         self.key = self._read()
 

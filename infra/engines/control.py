@@ -1,7 +1,8 @@
 """What a reloader needs of an engine: stop sampling, change the weights, say which, go on.
 
 Invariants that every sibling keeps: every call may be repeated; a call that returns has taken effect; `load` that
-raises leaves the weights undefined, so that a good load must follow before anything is sampled."""
+raises leaves the weights undefined, so that a good load must follow before anything is sampled.
+`tests/infra/engines/test_conformance.py` holds them to it."""
 
 from __future__ import annotations
 
@@ -9,11 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from millrace.infra.errors import EngineRejected
+import httpx
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from millrace.infra.engines.bearer import REFUSED, Bearer, Key
+from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 
 PauseMode = Literal["abort", "wait", "keep"]
+JOIN_S = 60.0
+"""how long the ranks of a broadcast wait for each other"""
+IDLE_S = 2.0
+"""engines close idle connections, vLLM after 5 s"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +110,52 @@ class EngineControl(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Let go of every resource. Idempotent."""
+
+
+class HttpControl(EngineControl):
+    """A control over HTTP of the engine at `url`, which may ask for a `key`. `load_timeout_s` bounds one load,
+    `timeout_s` every other call."""
+
+    def __init__(self, url: str, *, key: Key = "", timeout_s: float = 30.0, load_timeout_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._bearer = Bearer(key)
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers=self._bearer.headers,
+            timeout=timeout_s,
+            limits=httpx.Limits(keepalive_expiry=IDLE_S),
+        )
+        self._load_timeout_s = load_timeout_s
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _broke(self) -> None:
+        """A call was not answered: the engine may be another start of it when it answers again."""
+
+    @retry(
+        retry=retry_if_exception_type(EngineUnavailable),
+        stop=stop_after_attempt(3),
+        wait=wait_exponential(0.05),
+        reraise=True,
+    )
+    async def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        """The answer, status 200. A connection that broke is tried again: every call may be repeated."""
+        try:
+            key = self._bearer.key
+            answer = await self._client.request(method, path, **arguments)
+            if answer.status_code == REFUSED and self._bearer.renewed(key):
+                self._client.headers.update(self._bearer.headers)
+                answer = await self._client.request(method, path, **arguments)
+        except httpx.TimeoutException as error:
+            self._broke()
+            raise EngineTimeout(f"{self.url}{path} did not answer in time") from error
+        except httpx.TransportError as error:
+            self._broke()
+            raise EngineUnavailable(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
+        if answer.status_code == 200:
+            return answer
+        message = f"{self.url}{path} answered {answer.status_code}: {answer.text[:500]}"
+        if answer.status_code < 500:
+            raise EngineRejected(message, answer.status_code)
+        raise EngineError(message)

@@ -26,7 +26,7 @@ class Keyed:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._wanted = f"Bearer {os.environ[KEY]}".encode()
+        self._key = f"Bearer {os.environ[KEY]}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._allowed(scope):
@@ -37,5 +37,5 @@ class Keyed:
             await send({"type": "http.response.body", "body": REFUSAL})
 
     def _allowed(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
-        return hmac.compare_digest(given, self._wanted)
+        key = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
+        return hmac.compare_digest(key, self._key)

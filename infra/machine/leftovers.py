@@ -1,9 +1,9 @@
 """The processes of a deployment, those included that a killed supervisor or a killed role left behind.
 
 Every process of a deployment inherits MILLRACE_DEPLOYMENT, and every process of a role MILLRACE_ROLE. Programs that
-write a title over their environment (vLLM's cores) are found by their session, which is the supervisor's, and by who
-started them: so workers are found even when everybody above them is gone. Those that also took a session of their own
-are found while the supervisor lives, which adopts them (`keeper`).
+write a title over their environment (the cores of an engine) are found by their session, which is the supervisor's,
+and by who started them: so workers are found even when everybody above them is gone. Those that also took a session of
+their own are found while the supervisor lives, which adopts them (`keeper`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
-from millrace.infra.engines.keyed import KEY
-from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
+from millrace.infra.engines.kind import AdapterRoom, LocalEngine
+from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import BROKER, ENGINE, broker_key, engine_key, make
 from millrace.infra.log.newest import newest_first
@@ -25,11 +25,6 @@ from millrace.infra.versions import directory
 from millrace.schemas.records import WeightVersion
 
 log = logging.getLogger(__name__)
-
-INPROCESS_RECEIVE = ("--receiver", "millrace.consumers.reloader.receiving:receive")
-"""arguments of an in-process engine that takes broadcasts from the learner"""
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""that vLLM makes room for"""
 
 
 def broker(settings: Settings) -> Broker:
@@ -52,37 +47,29 @@ def run_engine(settings: Settings) -> None:
     """Become the engine, on the newest version of the policy, once there is one; never returns. Raises ConfigError for
     one that would listen beyond this machine without a key."""
     make(settings, ENGINE)
-    engine, key = settings.engine, engine_key(settings)
-    if (
-        not engine.key.get_secret_value()
-        and engine.kind == "vllm"
-        and not is_local(urlsplit(engine.url).hostname or "")
-    ):
+    engine = settings.engine
+    if not engine.key.get_secret_value() and not is_local(urlsplit(engine.url).hostname or ""):
         raise ConfigError(f"[engine] url {engine.url} is reachable from other machines: set [engine] key")
-    model = _newest(settings)
-    if engine.kind == "inprocess":
-        port = str(urlsplit(engine.url).port or 8901)
-        module = "millrace.infra.engines.inprocess.server"
-        command = [sys.executable, "-P", "-m", module, "--model", model, "--port", port]
-        command += INPROCESS_RECEIVE if engine.weights == "broadcast" else ()
-        _become(
-            [*command, "--served-model-name", settings.policy.name, *engine.args], {"OMP_NUM_THREADS": "1", KEY: key}
-        )
-    service = Vllm(
+    local = LocalEngine(
         settings.home / "engine",
         engine.url,
-        model,
+        _newest(settings),
         settings.policy.name,
         device=engine.device,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         kv_cache_mb=engine.kv_cache_mb,
-        args=(*(RECEIVE if engine.weights == "broadcast" else ()), *lora_arguments(settings), *engine.args),
-        adapters=settings.adapters,
-        key=key,
+        args=engine.args,
+        key=engine_key(settings),
+        broadcasts=engine.weights == "broadcast",
+        adapters=adapter_room(settings),
     )
-    service.prepare()
-    _become(service.command(), service.environment())
+    _become(*KINDS[engine.kind].launch(local))
+
+
+def adapter_room(settings: Settings) -> AdapterRoom | None:
+    """Room for the adapters that requests may need and the one that is being loaded; None where versions are whole."""
+    return AdapterRoom(settings.learner.lora.rank, settings.policy.eta + 3) if settings.adapters else None
 
 
 def _newest(settings: Settings) -> str:
@@ -103,15 +90,6 @@ def _newest(settings: Settings) -> str:
             log.info("the engine waits: %s", reason)
             said = reason
         time.sleep(0.5)
-
-
-def lora_arguments(settings: Settings) -> tuple[str, ...]:
-    """vLLM's arguments for adapters: room for those that requests may need, and one that is being loaded."""
-    if not settings.adapters:
-        return ()
-    rank = next((size for size in LORA_RANKS if size >= settings.learner.lora.rank), LORA_RANKS[-1])
-    room = str(settings.policy.eta + 3)
-    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", room, "--max-cpu-loras", room)
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> None:

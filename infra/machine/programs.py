@@ -34,7 +34,16 @@ READS: Mapping[str, tuple[str, ...]] = {
     "reload": (*EVERY, "policy.name", "policy.eta", "engine"),
     "gateway": (
         *EVERY,
-        *("topics", "gateway", "rollout.key", "engine.url", "engine.key", "engine.max_model_len", "engine.interrupt"),
+        *(
+            "topics",
+            "gateway",
+            "rollout.key",
+            "engine.kind",
+            "engine.url",
+            "engine.key",
+            "engine.max_model_len",
+            "engine.interrupt",
+        ),
         *("policy.name", "policy.awaits", "policy.prices", "policy.reward_deadline_s", "reward.source", "reward.key"),
     ),
     "refine": (*EVERY, "topics", "governance", "policy.name", "policy.tenant", "reward.key"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import socket
 import tempfile
@@ -13,6 +14,16 @@ from pathlib import Path
 from millrace.infra.errors import ServiceError
 
 LOCALHOST = "127.0.0.1"
+
+
+def is_local(host: str) -> bool:
+    """Whether an address is reachable from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def free_ports(count: int, host: str = LOCALHOST) -> list[int]:

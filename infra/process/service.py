@@ -18,7 +18,7 @@ from millrace.infra.errors import ServiceError
 from millrace.infra.process.net import wait_until
 
 UNSET = ("PYTHONDONTWRITEBYTECODE",)
-"""Variables that no service may inherit: without byte code every start of vLLM is a first start."""
+"""Variables that no service may inherit: without byte code every start of an engine is a first start."""
 
 
 class Service(ABC):

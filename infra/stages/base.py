@@ -28,7 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from millrace.infra.log.base import Record
 from millrace.schemas import records
@@ -58,6 +58,10 @@ def later(ref: str) -> records.Place:
     return cast(records.Place, Later(ref))
 
 
+HeaderName = Literal["kind", "policy", "group", "ticket", "round", "seq", "reason", "stage"]
+"""headers of grants, resolutions and dead letters"""
+
+
 @dataclass(frozen=True, slots=True)
 class Emit:
     """A record out. Encoded as `name` by the runner; without a partition, the key's hash decides.
@@ -69,7 +73,7 @@ class Emit:
     name: str
     record: records.Record
     partition: int | None = None
-    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    headers: Mapping[HeaderName, str] | Mapping[str, str] = field(default_factory=lambda: NOTHING)
     ref: str = ""
 
 

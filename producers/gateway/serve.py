@@ -17,17 +17,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from urllib.parse import urlsplit
 
 import uvloop
 from granian.server.embed import Server
 
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
-from millrace.infra.engines.base import Engine
-from millrace.infra.engines.resubmit import ResubmittingEngine
+from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.infra.errors import BusError, ConfigError
+from millrace.infra.errors import BusError
 from millrace.infra.gateway_processes import folder_of, note, own_index, with_folder
 from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.local_keys import WORKERS, engine_key
@@ -83,7 +81,7 @@ async def _run(whole: Settings, bus: Bus) -> None:
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
-    engines = partial(make_engine, resubmits=resubmits, key=key)
+    engines = partial(open_engine, settings.engine.kind, resubmits=resubmits, key=key)
     waiting: list[Joining] = []
     found: list[Served] = []
     if upstreams is None or not upstreams.whole:
@@ -262,16 +260,3 @@ class WorkersWatch:
         if status is not None:
             with suppress(RuntimeError):  # the loop was closed: nobody listens any more
                 self._loop.call_soon_threadsafe(self._observe, status)
-
-
-def make_engine(
-    url: str, *, resubmits: bool, key: str | Callable[[], str] = "", absent_patience_s: float | None = None
-) -> Engine:
-    """The engine at `url`; where it ends requests to change its weights, one that asks for the rest of them.
-    absent_patience_s: how long a call waits while nothing listens there; None for as long as VllmEngine does."""
-    from millrace.infra.engines.vllm.engine import VllmEngine
-
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
-    engine = VllmEngine(url, api_key=key, absent_patience_s=absent_patience_s)
-    return ResubmittingEngine(engine) if resubmits else engine

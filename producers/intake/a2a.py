@@ -16,10 +16,12 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from millrace.producers.gateway.episodes.bodies import ObservationIn, ToolCallIn, ToolResultIn, posted
 from millrace.producers.intake import jsonrpc
 from millrace.producers.intake.conversation import ChildEvent, ConversationFold, Event, Owner
 from millrace.producers.intake.jsonrpc import Message
 from millrace.schemas import bounds
+from millrace.schemas.records import ToolStatus
 
 MOST = 256
 """tasks that are followed for one session; the oldest are given up"""
@@ -36,7 +38,7 @@ PIECES = {
     "message": "message",
 }
 """what a result calls what it holds, by its member (1.0) or its kind (0.3)"""
-ENDS = {
+ENDS: dict[str, tuple[ToolStatus, str]] = {
     "completed": ("ok", "completed"),
     "failed": ("error", "failed"),
     "rejected": ("error", "failed"),
@@ -57,9 +59,11 @@ class Child:
 
     def told(self, origin: str, content: str, now: int) -> Iterator[ChildEvent]:
         """What passed between the two, as it sees it."""
-        event = {"kind": "observation", "content": content, "media_type": "application/json"}
         if not self.over:
-            yield ChildEvent(self.owner, {**event, "origin": f"a2a:{origin}", "event_time": now})
+            event = posted(
+                ObservationIn, content=content, media_type="application/json", origin=f"a2a:{origin}", event_time=now
+            )
+            yield ChildEvent(self.owner, event)
 
     def ended(self, status: str) -> Iterator[ChildEvent]:
         """There is no more to do."""
@@ -191,7 +195,7 @@ class DelegationExchange(ConversationFold):
         yield from self._settled(found, piece, now)
 
     def broken_off(
-        self, ids: Iterable[Hashable | None], status: str, why: str, now: int
+        self, ids: Iterable[Hashable | None], status: ToolStatus, why: str, now: int
     ) -> Iterator[Event | ChildEvent]:
         """No answer comes to these requests. A task that its server has told of goes on without it."""
         for id in [None] if self._path else ids:
@@ -221,15 +225,15 @@ class DelegationExchange(ConversationFold):
         found = Delegation(call_id, now, child, self, task, _text(said, "contextId"), goes_on, reader=self)
         self._asked[id] = found
         text = jsonrpc.text(params["message"])
-        yield {
-            "kind": "tool_call",
-            "call_id": call_id,
-            "name": self._all.agent,
-            "arguments": text,
-            "server": self._all.agent,
-            "traceparent": traceparent,
-            "event_time": now,
-        }
+        yield posted(
+            ToolCallIn,
+            call_id=call_id,
+            name=self._all.agent,
+            arguments=text,
+            server=self._all.agent,
+            traceparent=traceparent,
+            event_time=now,
+        )
         if child is not None:
             yield from child.told("message", text, now)
 
@@ -238,7 +242,7 @@ class DelegationExchange(ConversationFold):
         if found.sender is self:
             yield from self._failed(found, "error", error, now)
 
-    def _failed(self, found: Delegation, status: str, why: str, now: int) -> Iterator[Event | ChildEvent]:
+    def _failed(self, found: Delegation, status: ToolStatus, why: str, now: int) -> Iterator[Event | ChildEvent]:
         """Without an answer."""
         ended: str | None = "aborted" if status == "cancelled" else "failed"
         if found.child is not None:
@@ -263,20 +267,20 @@ class DelegationExchange(ConversationFold):
             yield from self._over(found, "ok", _result(found), None, now)
 
     def _over(
-        self, found: Delegation, status: str, content: str, ended: str | None, now: int
+        self, found: Delegation, status: ToolStatus, content: str, ended: str | None, now: int
     ) -> Iterator[Event | ChildEvent]:
         found.over = True
         if found.task is not None and self._all.running.get(found.task) is found:
             del self._all.running[found.task]
-        yield {
-            "kind": "tool_result",
-            "call_id": found.call_id,
-            "name": self._all.agent,
-            "status": status,
-            "content": content,
-            "latency_us": max(0, now - found.at),
-            "event_time": now,
-        }
+        yield posted(
+            ToolResultIn,
+            call_id=found.call_id,
+            name=self._all.agent,
+            status=status,
+            content=content,
+            latency_us=max(0, now - found.at),
+            event_time=now,
+        )
         if found.child is not None and ended is not None:
             yield from found.child.ended(ended)
 

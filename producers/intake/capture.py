@@ -16,6 +16,7 @@ from millrace.producers.intake.jsonrpc import EventCutter, Lines, TooLong
 from millrace.producers.intake.sender import ReportSender
 from millrace.producers.intake.spool import Spool
 from millrace.schemas.ids import now_micros
+from millrace.schemas.records import ToolStatus
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Side:
         """No more come. Never raises."""
         self._read(self._cutter.end())
 
-    def break_off(self, ids: list[Hashable | None], status: str, why: str) -> None:
+    def break_off(self, ids: list[Hashable | None], status: ToolStatus, why: str) -> None:
         """No answer comes to these requests. Never raises."""
         self._capture.take(self._owner, lambda: self._conversation.broken_off(ids, status, why, now_micros()))
 

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from millrace.producers.intake.jsonrpc import Message
+from millrace.schemas.records import ToolStatus
 
 Event = dict[str, Any]
 """one of those that `POST /v1/sessions/{id}/events` takes; or of `kind` "end", what its `POST .../end` takes"""
@@ -41,6 +42,6 @@ class ConversationFold(ABC):
 
     @abstractmethod
     def broken_off(
-        self, ids: Iterable[Hashable | None], status: str, why: str, now: int
+        self, ids: Iterable[Hashable | None], status: ToolStatus, why: str, now: int
     ) -> Iterator[Event | ChildEvent]:
         """No answer comes to these requests, if they still wait."""

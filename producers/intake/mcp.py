@@ -12,10 +12,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from millrace.producers.gateway.episodes.bodies import ToolCallIn, ToolResultIn, posted
 from millrace.producers.intake import jsonrpc
 from millrace.producers.intake.conversation import ConversationFold, Event
 from millrace.producers.intake.jsonrpc import Message
 from millrace.schemas import bounds
+from millrace.schemas.records import ToolStatus
 
 MOST = 4096
 """requests that may wait for their answers; the oldest are given up"""
@@ -90,10 +92,10 @@ class Conversation(ConversationFold):
         if parked is not None:
             self._parked.put(parked, call)
             return
-        status = "error" if jsonrpc.member(result, "isError") is True else "ok"
+        status: ToolStatus = "error" if jsonrpc.member(result, "isError") is True else "ok"
         yield _result(call, status, jsonrpc.text(message["result"]), now)
 
-    def broken_off(self, ids: Iterable[Hashable | None], status: str, why: str, now: int) -> Iterator[Event]:
+    def broken_off(self, ids: Iterable[Hashable | None], status: ToolStatus, why: str, now: int) -> Iterator[Event]:
         """No answer comes to these requests, if they still wait."""
         for id in ids:
             call = self._answered(id)
@@ -140,25 +142,25 @@ def _traceparent(params: Message) -> str | None:
 
 
 def _call(call: PendingToolCall, server: str, traceparent: str | None) -> Event:
-    return {
-        "kind": "tool_call",
-        "call_id": call.call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-        "join": True,
-        "server": server,
-        "traceparent": traceparent,
-        "event_time": call.at,
-    }
+    return posted(
+        ToolCallIn,
+        call_id=call.call_id,
+        name=call.name,
+        arguments=call.arguments,
+        join=True,
+        server=server,
+        traceparent=traceparent,
+        event_time=call.at,
+    )
 
 
-def _result(call: PendingToolCall, status: str, content: str, now: int) -> Event:
-    return {
-        "kind": "tool_result",
-        "call_id": call.call_id,
-        "name": call.name,
-        "status": status,
-        "content": content,
-        "latency_us": min(max(now - call.at, 0), bounds.WAIT_MS * 1000),
-        "event_time": now,
-    }
+def _result(call: PendingToolCall, status: ToolStatus, content: str, now: int) -> Event:
+    return posted(
+        ToolResultIn,
+        call_id=call.call_id,
+        name=call.name,
+        status=status,
+        content=content,
+        latency_us=min(max(now - call.at, 0), bounds.WAIT_MS * 1000),
+        event_time=now,
+    )

@@ -19,6 +19,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.process.stopping import stop_asked
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
+from millrace.producers.rollout.trouble import Trouble
 from millrace.producers.rollout.worker import Names, RolloutWorker
 from millrace.producers.tasks.loader import Loader, LoaderThread
 from millrace.producers.tasks.source import open_tasks
@@ -53,13 +54,15 @@ def worker_name() -> str:
 async def _run(settings: Settings, bus: Bus) -> None:
     stop = stop_asked()
     rollout, gateway = settings.rollout, settings.gateway
+    trouble = Trouble()
     runner = Runner(
-        load_agent(rollout.agent, rollout.concurrency),
+        load_agent(rollout.agent, trouble),
         f"http://{gateway.host}:{gateway.port}/v1",
         workers_key(settings),
         concurrency=rollout.concurrency,
         timeout_s=rollout.timeout_s,
         sampling=rollout.sampling,
+        trouble=trouble,
     )
     names = Names(settings.namespace, settings.policy.name, worker_name())
     worker = RolloutWorker(bus, names, runner, make_loader(settings, bus), ClaimStore(settings.claims))
@@ -69,7 +72,7 @@ async def _run(settings: Settings, bus: Bus) -> None:
         worker=names.worker,
         role="rollout",
         policy=names.policy,
-        standing=unless_in(lambda: runner.trouble.said),
+        standing=unless_in(lambda: trouble.message),
     )
     beat.start()
     try:

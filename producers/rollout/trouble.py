@@ -1,13 +1,15 @@
 """How an agent does: a bug in it must not burn the tasks.
 
 Invariant: after `IN_A_ROW` failures in a row no new work begins but one trial after another, until one succeeds.
-Running out of time is no such failure: a hard task may need it."""
+Running out of time is no such failure: a hard task may need it. A worker whose agent keeps `MOST_STUCK` threads is to
+be started anew."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 logger = logging.getLogger(__name__)
@@ -15,54 +17,63 @@ logger = logging.getLogger(__name__)
 IN_A_ROW = 16
 TRIAL_S = 10.0
 """between two trials of an agent that failed"""
+MOST_STUCK = 64
+"""calls past their deadline that still keep a thread: each may use memory and processor time"""
 
 
 class Trouble:
-    """What one agent's episodes came to. Use it in one event loop; other threads may read `broken` and `said`."""
+    """What one agent's episodes came to. Use it in one event loop; other threads may read."""
 
-    def __init__(self, in_a_row: int = IN_A_ROW, trial_s: float = TRIAL_S) -> None:
-        self.in_a_row, self.trial_s = in_a_row, trial_s
+    def __init__(self, in_a_row: int = IN_A_ROW, trial_s: float = TRIAL_S, most_stuck: int = MOST_STUCK) -> None:
+        self.in_a_row, self.trial_s, self.most_stuck = in_a_row, trial_s, most_stuck
         self.failures = 0
-        self.said = ""
+        self.message = ""
         """what to tell of an agent that is broken; empty for others"""
+        self.stuck: set[Future[None]] = set()
+        """ends of the calls that were given up and have not returned yet"""
         self._shown = ""
         self._trial = asyncio.Lock()
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether it failed too often in a row."""
         return self.failures >= self.in_a_row
 
-    def failed(self, episode: str, error: Exception) -> None:
+    @property
+    def is_worn(self) -> bool:
+        """Whether too many of its calls never returned."""
+        return len(self.stuck) >= self.most_stuck
+
+    def note_failure(self, episode: str, error: Exception) -> None:
         """The agent raised: its trace is shown once for each kind of error."""
         self.failures += 1
-        said = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         if type(error).__name__ != self._shown:
             self._shown = type(error).__name__
-            logger.error("episode %s: the agent failed: %s", episode, said, exc_info=error)
+            logger.error("episode %s: the agent failed: %s", episode, text, exc_info=error)
         else:
-            logger.info("episode %s: the agent failed: %s", episode, said)
+            logger.info("episode %s: the agent failed: %s", episode, text)
         if self.failures == self.in_a_row:
             logger.error(
                 "the agent failed %d times in a row (%s): no new tasks until a trial succeeds; mend it, then restart "
                 "this role",
                 self.failures,
-                said,
+                text,
             )
-        if self.broken:
-            self.said = f"the agent failed {self.failures} times in a row: {said}"
+        if self.is_broken:
+            self.message = f"the agent failed {self.failures} times in a row: {text}"
 
-    def went_well(self) -> None:
+    def note_success(self) -> None:
         """An episode of the agent's ended without an error."""
-        self.failures, self.said, self._shown = 0, "", ""
+        self.failures, self.message, self._shown = 0, "", ""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Enter to run one episode: at once, or as the next trial."""
-        if not self.broken:
+        if not self.is_broken:
             yield
             return
         async with self._trial:
-            if self.broken:
+            if self.is_broken:
                 await asyncio.sleep(self.trial_s)
             yield

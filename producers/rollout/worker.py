@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from millrace.infra import faults
-from millrace.infra.errors import AccessError, BusError, FencedError, RefusedError
+from millrace.infra.errors import AccessError, BusError, FencedError, RefusedError, RolloutError
 from millrace.infra.log.base import EARLIEST, Bus, Member, Record, Tail, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.readable import passed_over, readable
@@ -156,16 +156,22 @@ class RolloutWorker:
             while self._follow(tail, 0.2):
                 pass
             waited = 0.0
-            while not self._stop.is_set():
+            trouble = self.runner.trouble
+            while not (self._stop.is_set() or trouble.is_worn):
                 waited = self._turn(loop, member, tail, transactor, waited)
             self._drain(member, transactor, grace_s)
+            if not self._stop.is_set():
+                raise RolloutError(
+                    f"{len(trouble.stuck)} calls of the agent never returned and keep threads: this worker ends, to be "
+                    "started anew; give what the agent waits for a timeout below [rollout] timeout_s"
+                )
 
     def _turn(
         self, loop: asyncio.AbstractEventLoop, member: Member, tail: Tail, transactor: Transactor, waited: float
     ) -> float:
         if self.loader is not None and self.loader.failed is not None:
             raise self.loader.failed
-        broken = self.runner.trouble.broken
+        broken = self.runner.trouble.is_broken
         # An agent that is broken gets one grant at a time, to try it.
         room = int(not self._samples) if broken else self.runner.concurrency - self._samples
         owned = member.assigned()

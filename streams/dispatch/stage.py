@@ -20,7 +20,7 @@ from typing import Any, cast
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import logical_name, stages_of
-from millrace.infra.stages.base import Clear, Emit, Op, Stage, View, Wake, required
+from millrace.infra.stages.base import Clear, Emit, HeaderName, Op, Stage, View, Wake, required
 from millrace.schemas.ids import Micros
 from millrace.schemas.limits import beyond
 from millrace.schemas.records import (
@@ -388,7 +388,7 @@ class Dispatch(Stage):
         yield TICKETS.put(key, ticket)
         yield Wake(key, ticket["lease_until"])
         grant = records.grant(self._policy, ticket, list(samples), self._terms.reward_deadline_ms, now)
-        headers = {"ticket": str(number), "policy": self._policy, "round": str(ticket["round"])}
+        headers: dict[HeaderName, str] = {"ticket": str(number), "policy": self._policy, "round": str(ticket["round"])}
         yield Emit(
             f"{self._policy}.grants", str(number), "Grant", grant, partition=number % self._slots, headers=headers
         )
@@ -411,20 +411,20 @@ class Dispatch(Stage):
         return times
 
     def _resolution(self, record: Resolution) -> Emit:
-        said = {
+        fields: dict[HeaderName, str | int | None] = {
             "kind": record["kind"],
             "group": record["group"],
             "policy": record["policy"],
             "ticket": record["ticket"],
             "seq": record["seq"],
         }
-        headers = {name: str(value) for name, value in said.items() if value is not None}
+        headers = {name: str(value) for name, value in fields.items() if value is not None}
         key = record["group"] or str(record["ticket"])
         return Emit(f"{self._policy}.resolutions", key, "Resolution", record, headers=headers)
 
     def _setting(self, change: Change, decision: str | None, reason: str | None, now: Micros) -> Emit:
         record = records.setting(self._policy, change, decision, reason, now)
-        headers = {"kind": "setting", "policy": self._policy}
+        headers: dict[HeaderName, str] = {"kind": "setting", "policy": self._policy}
         return Emit(f"{self._policy}.resolutions", f"setting/{change.name}", "Resolution", record, headers=headers)
 
     def _letter(self, record: Record, code: str, detail: str, now: Micros, found: Completion | None = None) -> Emit:

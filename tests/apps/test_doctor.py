@@ -10,7 +10,6 @@ import pytest
 from millrace.apps import doctor
 from millrace.apps.answers import Answer
 from millrace.apps.doctor import examine
-from millrace.consumers import version_zero
 from millrace.infra.config import load
 from millrace.infra.connect import connect
 from millrace.infra.engines.vllm import launch
@@ -44,14 +43,14 @@ def test_broker_topics_and_clock(broker: str, tmp_path: Path) -> None:
 def test_a_gpu_that_stays_idle_is_a_warning(
     device: str, gpu: bool, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_there", lambda package: package == launch.CPU_BUILD)
+    monkeypatch.setattr(launch, "_is_installed", lambda package: package == launch.CPU_BUILD)
     monkeypatch.setattr(launch, "usable", lambda: gpu)
     answers = examine(load(flags={"engine.device": device, "kafka.local": False}))
     assert next(one for one in answers if one.question == answer.question) == answer
 
 
 def test_a_build_that_does_not_fit_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_there", lambda package: package == launch.CPU_BUILD)
+    monkeypatch.setattr(launch, "_is_installed", lambda package: package == launch.CPU_BUILD)
     answers = examine(load(flags={"engine.device": "cuda", "kafka.local": False}))
     answer = next(one for one in answers if one.question == "vllm runs on")
     assert answer.word == "bad"
@@ -193,7 +192,7 @@ def test_keys_and_a_home_that_others_may_read_are_a_warning(opened: str | None, 
 def test_a_version_that_the_engine_here_would_serve_wrongly_is_bad(
     config: dict[str, bool] | None, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version_zero, "installed", lambda _: "cpu")
+    monkeypatch.setattr(launch, "installed", lambda _: "cpu")
     made = load(flags={"home": str(tmp_path), "objects": str(tmp_path / "objects"), "kafka.bootstrap": "127.0.0.1:1"})
     version = Path(made.weights.removeprefix("file://")) / "v0-0123456789ab"
     if config is not None:

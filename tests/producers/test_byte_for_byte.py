@@ -25,7 +25,7 @@ from aiohttp import web
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Governance
-from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.control import EngineControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession
@@ -36,7 +36,7 @@ from millrace.testing.world import CALM, World
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import Packed
 from tests.support import gateway_world, tool_model
-from tests.support.engines import LightEngine
+from tests.support.engines import LightEngine, control_of
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 from tests.support.tool_agents import AGENTS
@@ -71,7 +71,7 @@ class Proxy:
     """Passes generate requests to an engine and keeps what came back, as it came. In the middle of one reply it gives
     the engine `new` weights."""
 
-    control: VllmControl
+    control: EngineControl
     new: Path
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -144,7 +144,7 @@ def _told(raw: bytes) -> tuple[list[int], list[float], list[int]]:
 
 
 @asynccontextmanager
-async def proxied(control: VllmControl, new: Path) -> AsyncIterator[Proxy]:
+async def proxied(control: EngineControl, new: Path) -> AsyncIterator[Proxy]:
     proxy, app = Proxy(control, new), web.Application(client_max_size=2**24)
     app.add_routes([web.post("/inference/v1/generate", proxy.generate)])
     runner = web.AppRunner(app)
@@ -167,24 +167,24 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
 async def control(
     request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path: Path
-) -> AsyncIterator[VllmControl]:
+) -> AsyncIterator[EngineControl]:
     """Of a server that takes the weights of both versions. The shared one gets its own back."""
     if request.param == "vllm":
         shared = request.getfixturevalue("vllm")
-        made = VllmControl(shared.url)
+        made = control_of(shared)
         yield made
         await swap(made, Path(shared.model), "default")
         await made.close()
         return
     light = LightEngine(models[0], tmp_path / "engine.log")
     await asyncio.to_thread(light.start)
-    made = VllmControl(light.url)
+    made = control_of(light)
     yield made
     await made.close()
     light.kill()
 
 
-async def swap(control: VllmControl, folder: Path, label: str) -> None:
+async def swap(control: EngineControl, folder: Path, label: str) -> None:
     await control.pause("keep")
     await control.load(folder)
     await control.set_version(label)
@@ -193,7 +193,7 @@ async def swap(control: VllmControl, folder: Path, label: str) -> None:
 
 
 async def test_what_was_sampled_is_what_is_trained(
-    control: VllmControl, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    control: EngineControl, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = models
     for attempt in range(ATTEMPTS):
@@ -207,7 +207,9 @@ async def test_what_was_sampled_is_what_is_trained(
     _check(_trained(tmp_path / "learner", old, trajectories, monkeypatch), proxy, [t["id"] for t in trajectories])
 
 
-async def test_what_passed_is_what_is_recorded(control: VllmControl, models: tuple[Path, Path], tmp_path: Path) -> None:
+async def test_what_passed_is_what_is_recorded(
+    control: EngineControl, models: tuple[Path, Path], tmp_path: Path
+) -> None:
     old, new = models
     renderer = TemplateRenderer(ChatTokenizer(old))
     async with proxied(control, new) as proxy:

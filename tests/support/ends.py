@@ -5,6 +5,7 @@ whatever it ever sampled from a mixture of versions can be told afterwards."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -20,6 +21,9 @@ import httpx
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
 from millrace.infra.config import Settings, variables
+from millrace.infra.engines.control import EngineState
+from millrace.infra.engines.kinds import KINDS
+from millrace.infra.errors import EngineUnavailable
 from millrace.infra.local_keys import ENGINE, engine_key, make
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.process.net import LOCALHOST, free_ports
@@ -177,15 +181,18 @@ class Ends:
     def serves(self, version: int) -> bool:
         """Whether the engine says that it samples from `version`."""
         try:
-            label = httpx.get(f"{self.settings.engine.url}/weight_info", headers=self.bearer, timeout=5).json()[
-                "weight_version"
-            ]
-            paused = httpx.get(f"{self.settings.engine.url}/is_paused", headers=self.bearer, timeout=5).json()[
-                "is_paused"
-            ]
-        except httpx.TransportError:
+            state = asyncio.run(self._look())
+        except EngineUnavailable:
             return False
-        return bool(parse_label(label) == (self.settings.policy.name, version) and not paused)
+        return parse_label(state.label) == (self.settings.policy.name, version) and not state.paused
+
+    async def _look(self) -> EngineState:
+        engine = self.settings.engine
+        control = KINDS[engine.kind].control(engine.url, engine_key(self.settings))
+        try:
+            return await control.state()
+        finally:
+            await control.close()
 
     def die_at(self, point: str) -> str:
         """Let the first process that passes `point` on the way of a new version into the engine be killed there; once

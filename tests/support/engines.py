@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import torch
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling
 from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
 from millrace.infra.engines.inprocess.engine import InprocessEngine
+from millrace.infra.engines.inprocess.wire import ServerState
+from millrace.infra.engines.kinds import KINDS
+from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.process.net import LOCALHOST, free_ports
 
 START_S = 300
@@ -60,6 +64,15 @@ class LightEngine:
         assert self._process is not None
         return self._process
 
+    def state(self) -> ServerState:
+        """What it says of itself."""
+        return msgspec.json.decode(httpx.get(f"{self.url}/state", timeout=60).content, type=ServerState)
+
+    def serves(self, label: str) -> bool:
+        """Whether it samples, under this label."""
+        state = self.state()
+        return state.label == label and not state.paused
+
     def ended(self) -> bool:
         """Whether the process is gone."""
         return self._process is None or self._process.poll() is not None
@@ -69,6 +82,11 @@ class LightEngine:
             return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
         except httpx.TransportError:
             return False
+
+
+def control_of(server: LightEngine | Vllm) -> EngineControl:
+    """The control of a server's kind."""
+    return KINDS["inprocess" if isinstance(server, LightEngine) else "vllm"].control(server.url, "")
 
 
 class DirectControl(EngineControl):

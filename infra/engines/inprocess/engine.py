@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,12 +23,11 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
+from millrace.infra.engines.control import PauseMode
 from millrace.infra.engines.inprocess.batch import BatchRow, RunningRows, draw
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
-PauseMode = Literal["abort", "wait", "keep"]
-PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 
 
 @dataclass(eq=False, slots=True)

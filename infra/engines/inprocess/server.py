@@ -1,11 +1,9 @@
-"""The in-process engine as a server of its own that speaks vLLM's wire subset, so that the same gateway and the same
-reloader work with it: `python -m millrace.infra.engines.inprocess.server --model DIR --port P`.
+"""The in-process engine as a server: `python -m millrace.infra.engines.inprocess.server --model DIR --port P`.
 
-Routes: POST /inference/v1/generate (plain and streamed), /pause, /resume, /abort_requests, /collective_rpc
-(reload_weights alone), /update_weight_version, /reset_prefix_cache; GET /health, /is_paused, /weight_info, /version,
-/metrics (the start time alone), /v1/models. With `--receiver MODULE:FUNCTION` also those by which vLLM takes weights
-from a process group: GET /get_world_size; POST /init_weight_transfer_engine, /start_weight_update, /update_weights,
-/finish_weight_update. One process; it ends when its sampling thread does."""
+Tokens are asked for as of vLLM (POST /inference/v1/generate, plain and streamed; GET /health, /weight_info, /version,
+/v1/models), so that one client serves both. Weights are changed by routes of its own, which `InprocessControl` calls:
+GET /state; POST /pause, /resume, /load, /label, /recompute, /abort, and with `--receiver MODULE:FUNCTION` /receive. One
+process; it ends when its sampling thread does."""
 
 from __future__ import annotations
 
@@ -28,16 +26,17 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from millrace.infra.config import is_local
 from millrace.infra.engines.base import Chunk
-from millrace.infra.engines.inprocess.engine import PAUSE_MODES, InprocessEngine
+from millrace.infra.engines.inprocess.engine import InprocessEngine
 from millrace.infra.engines.inprocess.wire import (
     Abort,
+    Aborted,
     GenerateBody,
-    InitTransfer,
-    NewVersion,
-    Rpc,
-    Update,
+    Label,
+    Load,
+    Pause,
+    Receive,
+    ServerState,
     choice,
     counted,
     sampling,
@@ -45,27 +44,26 @@ from millrace.infra.engines.inprocess.wire import (
 from millrace.infra.engines.keyed import KEY, Keyed
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 from millrace.infra.process.ending import end
+from millrace.infra.process.net import is_local
 from millrace.infra.process.stopping import stop_asked
 
 VERSION = "inprocess-1"
 
 Receiver = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, torch.Tensor]]
-"""(init_info, update_info) -> the tensors that came, checked; raises when they do not come"""
-
+"""(group, announced) -> the tensors that came, checked; raises when they do not come"""
 
 _body = msgspec.json.Decoder(GenerateBody)
-_rpc = msgspec.json.Decoder(Rpc)
-_new_version = msgspec.json.Decoder(NewVersion)
+_pause = msgspec.json.Decoder(Pause)
+_load = msgspec.json.Decoder(Load)
+_label = msgspec.json.Decoder(Label)
 _abort = msgspec.json.Decoder(Abort)
-_group = msgspec.json.Decoder(InitTransfer)
-_update = msgspec.json.Decoder(Update)
+_receive = msgspec.json.Decoder(Receive)
 
 
 def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = None) -> Starlette:
     """The application that serves `engine` under the model name `name`. `receiver` gets weights from a group."""
-    started = time.time()
-    changing = asyncio.Lock()  # as in vLLM, what was asked first changes the weights first
-    named: list[Mapping[str, Any]] = []
+    incarnation = f"{time.time():.6f}"
+    changing = asyncio.Lock()  # the change that is asked for first is made first
 
     async def generate(request: Request) -> Response:
         body = _body.decode(await request.body())
@@ -78,83 +76,54 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
         first = await anext(chunks)  # a refusal must be a status, not an event
         return StreamingResponse(_events(first, chunks, body), media_type="text/event-stream")
 
+    async def state(request: Request) -> Response:
+        label = await engine.weight_version()
+        return _json(ServerState(incarnation, label, engine.paused, receiver is not None))
+
     async def pause(request: Request) -> Response:
-        asked = request.query_params.get("mode", "abort")
-        mode = next((mode for mode in PAUSE_MODES if mode == asked), None)
-        if mode is None:
-            raise EngineRejected(f"mode must be one of {', '.join(PAUSE_MODES)}, not {asked}", 400)
-        await engine.pause(mode)
-        return _json({"status": "paused"})
+        await engine.pause(_pause.decode(await request.body()).mode)
+        return _json({})
 
     async def resume(request: Request) -> Response:
         await engine.resume()
-        return _json({"status": "resumed"})
+        return _json({})
 
-    async def collective_rpc(request: Request) -> Response:
-        call = _rpc.decode(await request.body())
-        if call.method != "reload_weights" or "weights_path" not in call.kwargs:
-            raise EngineRejected("only reload_weights with a weights_path is known here", 400)
+    async def load(request: Request) -> Response:
+        folder = _load.decode(await request.body()).folder
         async with changing:
-            await engine.load(call.kwargs["weights_path"])
-        return _json({"results": [None]})
+            await engine.load(folder)
+        return _json({})
 
-    async def world_size(request: Request) -> Response:
-        return _json({"world_size": 1})
-
-    async def init_weight_transfer_engine(request: Request) -> Response:
-        group = _group.decode(await request.body()).init_info
-        async with changing:
-            named[:] = [group]
-        return _json({"message": "Weight transfer initialized"})
-
-    async def start_weight_update(request: Request) -> Response:
-        return _json({"message": "Weight update started"})
-
-    async def update_weights(request: Request) -> Response:
-        announced = _update.decode(await request.body()).update_info
+    async def receive(request: Request) -> Response:
+        offer = _receive.decode(await request.body())
         assert receiver is not None, "there is no such route"
         async with changing:
-            if not named:
-                raise EngineRejected(
-                    "no group was named for this update: /init_weight_transfer_engine comes first", 400
-                )
             try:
-                tensors = await asyncio.to_thread(receiver, named.pop(), announced)
+                tensors = await asyncio.to_thread(receiver, offer.group, offer.announced)
             except Exception as error:  # whatever it raises, the weights are as they were
                 raise EngineError(f"the weights did not come: {error}") from error
             await engine.put(tensors)
-        return _json({"message": "Weights updated"})
+        return _json({})
 
-    async def finish_weight_update(request: Request) -> Response:
-        return _json({"message": "Weight update finished"})
+    async def label(request: Request) -> Response:
+        await engine.set_version(_label.decode(await request.body()).label)
+        return _json({})
 
-    async def update_weight_version(request: Request) -> Response:
-        version = _new_version.decode(await request.body()).new_version
-        await engine.set_version(version)
-        return _json({"success": True, "new_version": version})
-
-    async def reset_prefix_cache(request: Request) -> Response:
-        running = request.query_params.get("reset_running_requests", "false") == "true"
-        return _json({"success": await engine.reset_prefix_cache(running)})
+    async def recompute(request: Request) -> Response:
+        await engine.reset_prefix_cache(reset_running_requests=True)
+        return _json({})
 
     async def abort(request: Request) -> Response:
-        ids = [one.removeprefix("generate-tokens-") for one in _abort.decode(await request.body()).request_ids]
-        return _json({"status": "aborted", "aborted": await engine.abort(ids)})
+        return _json(Aborted(await engine.abort(_abort.decode(await request.body()).request_ids)))
 
     async def health(request: Request) -> Response:
         return Response(status_code=200 if await engine.health() else 503)
-
-    async def is_paused(request: Request) -> Response:
-        return _json({"is_paused": engine.paused})
 
     async def weight_info(request: Request) -> Response:
         return _json({"weight_version": await engine.weight_version()})
 
     async def version(request: Request) -> Response:
         return _json({"version": VERSION})
-
-    async def metrics(request: Request) -> Response:
-        return Response(f"process_start_time_seconds {started!r}\n", media_type="text/plain")
 
     async def models(request: Request) -> Response:
         return _json({"object": "list", "data": [{"id": name, "object": "model", "max_model_len": engine.context}]})
@@ -163,27 +132,19 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
         ("/inference/v1/generate", generate),
         ("/pause", pause),
         ("/resume", resume),
-        ("/collective_rpc", collective_rpc),
-        ("/update_weight_version", update_weight_version),
-        ("/reset_prefix_cache", reset_prefix_cache),
-        ("/abort_requests", abort),
+        ("/load", load),
+        ("/label", label),
+        ("/recompute", recompute),
+        ("/abort", abort),
+        *([("/receive", receive)] if receiver is not None else []),
     ]
     gets: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/health", health),
-        ("/is_paused", is_paused),
         ("/weight_info", weight_info),
         ("/version", version),
-        ("/metrics", metrics),
         ("/v1/models", models),
+        ("/state", state),
     ]
-    if receiver is not None:
-        posts += [
-            ("/init_weight_transfer_engine", init_weight_transfer_engine),
-            ("/start_weight_update", start_weight_update),
-            ("/update_weights", update_weights),
-            ("/finish_weight_update", finish_weight_update),
-        ]
-        gets.append(("/get_world_size", world_size))
     return Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts),
@@ -237,7 +198,8 @@ async def _until_disconnect(request: Request, answer: Awaitable[Response]) -> Re
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status_code=status, media_type="application/json")
+    content = msgspec.json.encode(value) if isinstance(value, msgspec.Struct) else orjson.dumps(value)
+    return Response(content, status_code=status, media_type="application/json")
 
 
 def _refuse(status: int) -> Callable[[Request, Exception], Response]:
@@ -282,12 +244,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of one forward pass")
     parser.add_argument("--seed", type=int, help="of requests that bring none; default: fresh entropy")
     parser.add_argument("--receiver", default="", help="module:function that takes weights from a process group")
-    given = parser.parse_args()
-    if not is_local(given.host) and not os.environ.get(KEY):
-        parser.error(f"--host {given.host} is reachable from other machines: set {KEY}")
-    torch.set_num_threads(given.threads)
-    name, receiver = given.served_model_name, pkgutil.resolve_name(given.receiver) if given.receiver else None
-    end(asyncio.run(serve(given.model, given.host, given.port, name, given.max_rows, given.seed, receiver)))
+    options = parser.parse_args()
+    if not is_local(options.host) and not os.environ.get(KEY):
+        parser.error(f"--host {options.host} is reachable from other machines: set {KEY}")
+    torch.set_num_threads(options.threads)
+    name, receiver = options.served_model_name, pkgutil.resolve_name(options.receiver) if options.receiver else None
+    end(asyncio.run(serve(options.model, options.host, options.port, name, options.max_rows, options.seed, receiver)))
 
 
 if __name__ == "__main__":

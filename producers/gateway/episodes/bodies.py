@@ -6,12 +6,14 @@ the size of the body, its depth and its number of values by `millrace.dialects.s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec
 
 import msgspec
 
 from millrace.schemas import bounds
 from millrace.schemas.limits import CONTROL
+from millrace.schemas.records import ToolStatus
 from millrace.schemas.signals import Signal
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
@@ -22,6 +24,17 @@ Micros = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS * 1000)]
 Amount = Annotated[float, msgspec.Meta(ge=-bounds.REWARD, le=bounds.REWARD)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Names = Annotated[list[str], msgspec.Meta(max_length=bounds.NAMES)]
+P = ParamSpec("P")
+
+
+def posted(body: Callable[P, msgspec.Struct], *positional: P.args, **fields: P.kwargs) -> dict[str, Any]:
+    """A body as our own clients post it: the fields that are named here, which the type checker compares with those of
+    the type `body`. The gateway checks their values."""
+    assert isinstance(body, type)
+    assert issubclass(body, msgspec.Struct)
+    assert not positional, "fields are named"
+    tag = body.__struct_config__.tag
+    return {"kind": tag, **fields} if tag else dict(fields)
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -222,7 +235,7 @@ class ToolResultIn(ReportIn, tag_field="kind", tag="tool_result"):
     name: str
     call_id: str
     content: str
-    status: Literal["ok", "error", "timeout", "denied", "cancelled"] = "ok"
+    status: ToolStatus = "ok"
     tool_version: str | None = None
     latency_us: Micros = 0
     side_effect: Literal["none", "reversible", "irreversible"] | None = None

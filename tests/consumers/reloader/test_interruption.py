@@ -9,15 +9,15 @@ from typing import Literal
 import pytest
 
 from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.control import EngineControl
+from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.resubmit import ResubmittingEngine
-from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.serve import make_engine
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, weight_event
 from tests.support.crowd import Crowd, check_versions
-from tests.support.engines import until
+from tests.support.engines import control_of, until
 
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
@@ -45,15 +45,15 @@ async def test_the_reloader_interrupts_as_it_is_told(
 
 
 async def test_the_gateway_goes_on_where_requests_are_ended() -> None:
-    kept, ended = (make_engine("http://127.0.0.1:1", resubmits=resubmits) for resubmits in (False, True))
+    kept, ended = (open_engine("vllm", "http://127.0.0.1:1", resubmits=resubmits) for resubmits in (False, True))
     assert isinstance(kept, VllmEngine)
     assert isinstance(ended, ResubmittingEngine)
     assert ended.kind == kept.kind == "vllm"
 
 
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
-async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[VllmControl]:
-    made = VllmControl(request.getfixturevalue(request.param).url)
+async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[EngineControl]:
+    made = control_of(request.getfixturevalue(request.param))
     yield made
     await made.pause("abort")
     await made.load(folders[0])
@@ -67,9 +67,9 @@ async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncI
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 async def test_tokens_keep_their_versions(
-    control: VllmControl, bus: MemoryBus, folders: list[Path], start: Start, mode: str, stream: bool
+    control: EngineControl, bus: MemoryBus, folders: list[Path], start: Start, mode: str, stream: bool
 ) -> None:
-    engine = make_engine(control.url, resubmits=mode == "abort")
+    engine = open_engine("vllm", control.url, resubmits=mode == "abort")
     announce(bus, weight_event(0, folders[0]))
     async with start(control, interrupt=mode) as reloader:
         await until(lambda: reloader.served == 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from millrace.infra import faults
@@ -34,11 +33,6 @@ async def test_killed_at_every_point_the_next_start_finishes(
     def run(point: str = "") -> Fork:
         return spawn(broker, NAMESPACE, POLICY, light.url, tmp_path / "reloader.log", KILL=point)
 
-    async def serves(version: int) -> bool:
-        label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
-        paused = httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
-        return bool(label == f"{POLICY}@{version}" and not paused)
-
     with KafkaBus(broker) as bus:
         bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
         for version, point in enumerate(POINTS):
@@ -48,7 +42,7 @@ async def test_killed_at_every_point_the_next_start_finishes(
             assert doomed.poll() == -9, point
         last = run()
         try:
-            await until(lambda: serves(len(POINTS) - 1))
+            await until(lambda: light.serves(f"{POLICY}@{len(POINTS) - 1}"))
             stands = ("serving", len(POINTS) - 1)  # those that were killed may have said it of versions before
             await until(lambda: any(s is not None and (s["state"], s["version"]) == stands for s in statuses(bus)))
         finally:

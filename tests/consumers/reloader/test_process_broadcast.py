@@ -13,10 +13,10 @@ import pytest
 from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.kind import RECEIVER
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.infra.machine.local import INPROCESS_RECEIVE
 from millrace.infra.process.net import LOCALHOST
 from tests.support.announced import announce, weight_event
 from tests.support.engines import LightEngine, complete, differences, until
@@ -32,7 +32,7 @@ EXACT = 2e-5
 
 @pytest.fixture
 def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
-    server = LightEngine(folders[0], tmp_path / "log", INPROCESS_RECEIVE)
+    server = LightEngine(folders[0], tmp_path / "log", ("--receiver", RECEIVER))
     server.start()
     yield server
     server.kill()
@@ -67,8 +67,7 @@ def midway() -> Iterator[Callable[[Callable[[], None]], list[str]]]:
 
 async def serves(light: LightEngine, version: int, folder: Path) -> bool:
     """Whether the engine samples from the weights in `folder` and calls them `version`."""
-    label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
-    if label != f"{POLICY}@{version}" or httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]:
+    if not light.serves(f"{POLICY}@{version}"):
         return False
     engine = VllmEngine(light.url)
     try:
@@ -106,8 +105,8 @@ async def test_the_others_outlive_who_dies_in_the_middle(
             done = midway(reloader.kill)  # the engine receives the rest, and nobody tells it to go on
             publish(bus, 1)
             await until(lambda: bool(done) and reloader.poll() is not None and not sending())
-            assert httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"], "nothing is sampled meanwhile"
-            assert httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"] == "loading"
+            assert light.state().paused, "nothing is sampled meanwhile"
+            assert light.state().label == "loading"
             reloader = run()
             await until(lambda: serves(light, 1, folders[1]))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.kinds import open_engine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.producers.gateway.serve import make_engine
 from tests.support.announced import announce, weight_event
 from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, until
@@ -35,20 +34,13 @@ def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
     server.kill()
 
 
-def serves(light: LightEngine, version: int) -> bool:
-    label = httpx.get(f"{light.url}/weight_info", timeout=60).json()["weight_version"]
-    return bool(
-        label == f"{POLICY}@{version}" and not httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
-    )
-
-
 @pytest.mark.parametrize(("mode", "stream"), [("keep", True), ("abort", False)])
 async def test_they_end_whole_and_each_token_names_its_version(
     broker: str, light: LightEngine, folders: list[Path], tmp_path: Path, mode: str, stream: bool
 ) -> None:
     namespace, armed = f"interrupted-{mode}", tmp_path / "armed"
     armed.mkdir()
-    engine = make_engine(light.url, resubmits=mode == "abort")
+    engine = open_engine("inprocess", light.url, resubmits=mode == "abort")
     weights, workers = f"{namespace}.{POLICY}.weights", f"{namespace}.workers"
 
     def run() -> Fork:
@@ -60,16 +52,16 @@ async def test_they_end_whole_and_each_token_names_its_version(
         announce(bus, weight_event(0, folders[0]), weights)
         reloader = run()
         try:
-            await until(lambda: serves(light, 0))
+            await until(lambda: light.serves(f"{POLICY}@0"))
             async with Crowd(engine, PROMPT, Sampling(LENGTH, ignore_eos=True), size=2, stream=stream) as crowd:
                 for version, point in enumerate(POINTS, 1):
                     (armed / point).touch()
                     announce(bus, weight_event(version, folders[version]), weights)
                     await until(lambda doomed=reloader: doomed.poll() is not None)
                     assert reloader.poll() == -9
-                    assert httpx.get(f"{light.url}/is_paused", timeout=60).json()["is_paused"]
+                    assert light.state().paused
                     reloader = run()
-                    await until(lambda version=version: serves(light, version))
+                    await until(lambda version=version: light.serves(f"{POLICY}@{version}"))
         finally:
             reloader.terminate()
             assert reloader.wait(120) == 0

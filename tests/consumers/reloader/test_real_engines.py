@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from millrace.consumers.reloader import compose
-from millrace.consumers.reloader.restart import end_engine
+from millrace.consumers.reloader.serve import end_engine
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.vllm.control import VllmControl
+from millrace.infra.engines.control import EngineControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.trainers.weights import checkpoint
@@ -25,7 +25,7 @@ from millrace.trainers.weights.state import State
 from tests.consumers.reloader.conftest import Start
 from tests.support.announced import announce, statuses, weight_event
 from tests.support.crowd import Crowd, check_versions
-from tests.support.engines import LightEngine, complete, differences, join, until
+from tests.support.engines import LightEngine, complete, control_of, differences, join, until
 from tests.support.tiny_model import write_manifest
 
 pytestmark = pytest.mark.slow
@@ -38,13 +38,13 @@ class Rig:
     """A server under test."""
 
     engine: VllmEngine
-    control: VllmControl
+    control: EngineControl
 
 
 @pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
 async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Rig]:
-    url = request.getfixturevalue(request.param).url
-    rig = Rig(VllmEngine(url), VllmControl(url))
+    server = request.getfixturevalue(request.param)
+    rig = Rig(VllmEngine(server.url), control_of(server))
     yield rig
     await rig.control.pause("abort")
     await rig.control.load(folders[0])
@@ -168,7 +168,7 @@ async def test_what_breaks_between_check_and_load_is_survived(
 async def test_a_killed_engine_is_waited_for_and_brought_back(
     light: LightEngine, bus: MemoryBus, folders: list[Path], start: Start
 ) -> None:
-    engine, control = VllmEngine(light.url, patience_s=60), VllmControl(light.url)
+    engine, control = VllmEngine(light.url, patience_s=60), control_of(light)
     announce(bus, weight_event(1, folders[1]))
     async with start(control) as reloader:
         await until(lambda: reloader.served == 1)
@@ -196,7 +196,7 @@ async def test_an_engine_that_cannot_be_trusted_is_ended(
     monkeypatch.setattr(compose, "check", lambda event, reference: check(event, None))
     announce(bus, weight_event(0, folders[3]))
     announce(bus, weight_event(1, folders[3]))
-    control = VllmControl(light.url)
+    control = control_of(light)
     async with start(control, restart=partial(end_engine, light.url)) as reloader:
         await until(light.ended)
         announce(bus, weight_event(2, folders[2]))

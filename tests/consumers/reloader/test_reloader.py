@@ -181,10 +181,24 @@ async def test_a_restarted_engine_is_loaded_again_and_the_old_incarnation_withdr
         await until(lambda: any(s is not None and s["state"] == "stopped" for s in statuses(bus)))
         quiet = len(statuses(bus))
         await asyncio.sleep(0.2)
-        assert len(statuses(bus)) == quiet, "a dead engine's status was renewed"
+        said = [status for status in statuses(bus)[quiet:] if status is not None]
+        assert {(status["state"], status["version"]) for status in said} == {("starting", None)}, "it may be loading"
+        assert all("does not answer" in status["error"] for status in said)
         scripted.restart()
         await until(lambda: len(scripted.served) == 2)
     assert _standing_keys(bus) == {b"engine-0/2"}
+
+
+async def test_an_engine_that_still_loads_is_said_to_start(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
+) -> None:
+    announce(bus, weight_event(0, folders[0]))
+    scripted.dead = True
+    async with start(scripted) as reloader:
+        await until(lambda: [s["state"] for s in statuses(bus) if s is not None] == ["starting"] * 2)
+        scripted.dead = False
+        await until(lambda: reloader.served == 0)
+    assert _standing_keys(bus) == {b"engine-0/1"}
 
 
 async def test_a_fresh_reloader_withdraws_former_incarnations_of_its_engine_alone(

@@ -12,9 +12,8 @@ import torch
 from millrace.infra.engines.base import Engine
 from millrace.infra.engines.control import EngineControl
 from millrace.infra.engines.inprocess.engine import InprocessEngine
-from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
-from tests.support.engines import DirectControl, LightEngine
+from tests.support.engines import DirectControl, LightEngine, control_of
 from tests.support.tiny_model import write_model
 
 
@@ -56,8 +55,8 @@ async def rig(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> Asyn
         direct = InprocessEngine(models[0], seed=0)
         engine, control = direct, DirectControl(direct)
     else:
-        url = request.getfixturevalue("light" if request.param == "served" else "vllm").url
-        engine, control = VllmEngine(url, "tiny"), VllmControl(url)
+        server = request.getfixturevalue("light" if request.param == "served" else "vllm")
+        engine, control = VllmEngine(server.url, "tiny"), control_of(server)
         await control.load(models[0])
         await control.set_version("policy@0")
         await control.reset_prefix_cache()

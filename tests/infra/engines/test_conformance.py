@@ -1,4 +1,4 @@
-"""What every engine keeps: the in-process one, the same behind vLLM's wire, and vLLM itself."""
+"""What every engine and its control keep: the in-process one, the same as a server, and vLLM."""
 
 from __future__ import annotations
 

@@ -41,11 +41,11 @@ BAD: dict[str, tuple[str, bytes, int]] = {
     "bad sampling": (GENERATE, b'{"token_ids":[1],"sampling_params":{"temperature":-1}}', 400),
     "other model": (GENERATE, b'{"model":"x","token_ids":[1],"sampling_params":{}}', 404),
     "streamed refusal": (GENERATE, b'{"token_ids":[512],"sampling_params":{},"stream":true}', 400),
-    "unknown pause": ("/pause?mode=sleep", b"", 400),
-    "unknown call": ("/collective_rpc", b'{"method":"exec","kwargs":{}}', 400),
-    "no such weights": ("/collective_rpc", b'{"method":"reload_weights","kwargs":{"weights_path":"/none"}}', 500),
-    "no label": ("/update_weight_version", b"{}", 400),
-    "bad abort": ("/abort_requests", b'{"request_ids":1}', 400),
+    "unknown pause": ("/pause", b'{"mode":"sleep"}', 400),
+    "no weights": ("/load", b"{}", 400),
+    "no such weights": ("/load", b'{"folder":"/none"}', 500),
+    "no label": ("/label", b"{}", 400),
+    "bad abort": ("/abort", b'{"request_ids":1}', 400),
     "no route": ("/shutdown", b"", 404),
 }
 
@@ -79,10 +79,7 @@ async def test_weights_come_from_a_group_or_not_at_all(models: tuple[Path, Path]
         return load_file(models[1] / "model.safetensors")
 
     async def receive(client: httpx.AsyncClient, digest: str) -> httpx.Response:
-        group = await client.post("/init_weight_transfer_engine", json={"init_info": {"port": 7}})
-        start = await client.post("/start_weight_update")
-        assert (group.status_code, start.status_code) == (200, 200)
-        return await client.post("/update_weights", json={"update_info": {"digest": digest}})
+        return await client.post("/receive", json={"group": {"port": 7}, "announced": {"digest": digest}})
 
     async def sampled() -> Chunk:
         (choice,) = await complete(engine, [5, 6, 7], Sampling(8, temperature=0, ignore_eos=True))
@@ -90,16 +87,13 @@ async def test_weights_come_from_a_group_or_not_at_all(models: tuple[Path, Path]
 
     transport = httpx.ASGITransport(build_app(engine, "tiny", receiver))
     async with httpx.AsyncClient(transport=transport, base_url="http://light") as client:
-        assert (await client.get("/get_world_size")).json() == {"world_size": 1}
+        assert (await client.get("/state")).json()["receives"]
         before = await sampled()
         answer = await receive(client, "bad")
         assert answer.status_code == 500
         assert "the sender is gone" in answer.json()["error"]["message"]
         assert (await sampled()).logprobs == before.logprobs, "untouched"
-        again = await client.post("/update_weights", json={"update_info": {"digest": "good"}})
-        assert again.status_code == 400, "a group serves one transfer"
         assert (await receive(client, "good")).status_code == 200
-        assert (await client.post("/finish_weight_update")).status_code == 200
         after = await sampled()
         assert max(differences(models[1], [5, 6, 7], after.token_ids, after.logprobs)) < 2e-5
     assert joined == [({"port": 7}, {"digest": "bad"}), ({"port": 7}, {"digest": "good"})]
@@ -107,8 +101,8 @@ async def test_weights_come_from_a_group_or_not_at_all(models: tuple[Path, Path]
 
 
 async def test_without_a_receiver_it_takes_none(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/get_world_size")).status_code == 404
-    assert (await client.post("/update_weights", json={})).status_code == 404
+    assert not (await client.get("/state")).json()["receives"]
+    assert (await client.post("/receive", json={})).status_code == 404
 
 
 @pytest.mark.slow

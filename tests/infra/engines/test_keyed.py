@@ -13,13 +13,14 @@ from starlette.routing import Route
 
 from millrace.infra.config import load
 from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.inprocess.control import InprocessControl
 from millrace.infra.engines.keyed import KEY, REFUSAL, Keyed
+from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.machine.local import run_engine
-from millrace.producers.gateway.serve import make_engine
 from tests.support.engines import LightEngine, complete
 from tests.support.fake_http import FakeServer, answer, serving, stream
 from tests.support.tiny_model import write_model
@@ -128,7 +129,10 @@ async def test_gateway_and_reloader_bring_it(tmp_path: Path, monkeypatch: pytest
     light.start()
     try:
         for key, let_in in ((WORD, True), ("another", False), ("", False)):
-            engine, control = make_engine(light.url, resubmits=False, key=key), VllmControl(light.url, key=key)
+            engine, control = (
+                open_engine("inprocess", light.url, resubmits=False, key=key),
+                InprocessControl(light.url, key=key),
+            )
             try:
                 if let_in:
                     assert (await control.state()).incarnation

@@ -134,8 +134,9 @@ async def test_failures_of_a_stream_have_names(name: str) -> None:
 
 
 async def test_nobody_listens() -> None:
-    with pytest.raises(EngineUnavailable, match="is the engine up"):
+    with pytest.raises(EngineUnavailable, match="is the engine up") as caught:
         await ask("http://127.0.0.1:1", True)
+    assert caught.value.status == 503, "it may be loading"
     engine = VllmEngine("http://127.0.0.1:1")
     assert not await engine.health()
     with pytest.raises(EngineUnavailable):

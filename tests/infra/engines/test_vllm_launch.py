@@ -10,10 +10,11 @@ import psutil
 import pytest
 
 from millrace.infra.config import load
+from millrace.infra.engines.kind import Device
 from millrace.infra.engines.vllm import launch as module
-from millrace.infra.engines.vllm.launch import CPU_BUILD, GPU_BUILD, IDLE_GPU, Device, Vllm, installed
+from millrace.infra.engines.vllm.launch import CPU_BUILD, GPU_BUILD, IDLE_GPU, Vllm, adapter_arguments, installed
 from millrace.infra.errors import ConfigError, ServiceError
-from millrace.infra.machine.local import lora_arguments
+from millrace.infra.machine.local import adapter_room
 from millrace.infra.process.net import socket_dir
 from tests.support import logged
 
@@ -125,11 +126,19 @@ def test_its_own_processes_are_children(vllm: Vllm) -> None:
 def test_adapters_get_room_for_those_that_requests_may_need(tmp_path: Path) -> None:
     flags = {"home": str(tmp_path), "policy.eta": 2, "learner.lora": '{"rank": 12, "publish": "adapter"}'}
     settings = load(None, flags)
-    one = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cpu", args=lora_arguments(settings), adapters=True)
+    one = Vllm(
+        tmp_path,
+        "http://127.0.0.1:1",
+        "m",
+        "tiny",
+        device="cpu",
+        args=adapter_arguments(adapter_room(settings)),
+        adapters=True,
+    )
     words = " ".join(one.command())
     assert "--enable-lora --max-lora-rank 16 --max-loras 5 --max-cpu-loras 5" in words
     assert one.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     merged = load(None, flags | {"learner.lora": '{"rank": 12}'})
-    assert lora_arguments(merged) == ()
+    assert adapter_arguments(adapter_room(merged)) == ()
     with pytest.raises(ConfigError, match=r"needs \[engine\] kind vllm, not inprocess"):
         load(None, flags | {"engine.kind": "inprocess"})

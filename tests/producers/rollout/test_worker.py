@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +17,10 @@ import pytest
 
 from millrace.apps.demo import sort_agent
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.infra.errors import ConfigError
+from millrace.infra.errors import ConfigError, RolloutError
 from millrace.infra.log.base import Outgoing, TopicSpec
-from millrace.producers.rollout.agents import load_agent
-from millrace.producers.rollout.episodes import Runner
+from millrace.producers.rollout.agents import load_agent, sync_agent
+from millrace.producers.rollout.episodes import AGAIN_S, Runner
 from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
 from millrace.producers.rollout.worker import Names, ResolvedTickets, RolloutWorker
@@ -176,19 +177,19 @@ async def test_a_bug_in_the_agent_is_shown_and_burns_no_tasks(w: World, caplog: 
     trouble = Trouble(in_a_row=5, trial_s=0.2)
     async with working(w, agent, concurrency=2, trouble=trouble) as worker:
         worker.loader = Loader()  # type: ignore[assignment]
-        await until(lambda: trouble.broken)
+        await until(lambda: trouble.is_broken)
         await until(lambda: handed and not handed[-1])
         before = len(ended(w))
         await until(lambda: len(ended(w)) > before + 1, 60)
         assert len(ended(w)) < 40, "trials only, one after another"
-        assert worker.runner.trouble.said.startswith("the agent failed ")
+        assert worker.runner.trouble.message.startswith("the agent failed ")
         assert committed(w).get(0, 0) < 5
         mended.set()
         await until(lambda: len(ended(w)) == 120, 60)
         assert handed[-1]
     traces = [record for record in logged.records(caplog) if record.exc_info and "the agent failed" in record.message]
     assert len(traces) == 1, "one trace for each kind of error"
-    assert not trouble.said
+    assert not trouble.message
 
 
 async def test_resolved_tickets_are_skipped_and_others_run_again(w: World):
@@ -242,15 +243,46 @@ async def test_a_sync_agent_sees_no_answer(w: World, tmp_path: Path, monkeypatch
     )
     monkeypatch.chdir(tmp_path)
     put(w, grant(0, 2))
-    async with working(w, load_agent("my_sync_agent:agent", 2)):
+    async with working(w, load_agent("my_sync_agent:agent")):
         await until(lambda: len(ended(w)) == 2)
     assert {event["data"]["output"] for event in ended(w)} == {"123"}
+
+
+async def test_grants_wait_for_an_engine(w: World):
+    """One that loads for minutes fails no episode: none begins before it serves."""
+    w.acknowledge(0, state="starting")
+    put(w, *(grant(n) for n in range(4)))
+    async with working(w):
+        await asyncio.sleep(3 * AGAIN_S)
+        assert not w.gateway.sessions.live
+        w.acknowledge(0)
+        await until(lambda: len(ended(w)) == 12)
+    assert {event["data"]["status"] for event in ended(w)} == {"completed"}
+
+
+async def test_agents_that_hang_hold_nobody_up(w: World):
+    """As many hang as run at once; the episodes after them end as they would have, and then the worker starts anew."""
+    release, calls = threading.Event(), count()
+
+    def agent(task: dict[str, Any], base_url: str, api_key: str) -> str:
+        if next(calls) % 2 == 0:
+            release.wait(600)
+        return "123"
+
+    trouble = Trouble(most_stuck=3)
+    runner = Runner(sync_agent(agent, trouble.stuck), f"{w.url}/v1", WORKERS, 1, 1.0, trouble=trouble)
+    put(w, grant(0, 6))
+    with pytest.raises(RolloutError, match="3 calls of the agent never returned"):
+        await RolloutWorker(w.bus, NAMES, runner).run(asyncio.Event(), grace_s=1.0)
+    release.set()
+    await runner.close()
+    assert [event["data"]["stop_condition"] for event in ended(w)][:4] == ["timeout", "agent", "timeout", "agent"]
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "no.such:agent", "json:nothing", "math:pi"])
 def test_bad_agents_are_refused(name: str):
     with pytest.raises(ConfigError, match="agent"):
-        load_agent(name, 1)
+        load_agent(name)
 
 
 def test_progress_never_passes_an_open_grant():

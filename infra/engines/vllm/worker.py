@@ -9,6 +9,7 @@ the model as it was; a group serves one transfer."""
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from millrace.consumers.reloader.receiving import receive
+from millrace.infra.engines.kind import RECEIVER
 
 BACKEND = "gloo"
 
@@ -71,7 +72,7 @@ class WeightReceiver(WeightTransferEngine[TransferGroup, Announced]):
             raise RuntimeError("no group was named for this update: call /init_weight_transfer_engine first")
         parallel = self.parallel_config
         rank = parallel.data_parallel_index * parallel.world_size + parallel.rank + 1
-        tensors = receive(asdict(group), asdict(update_info), rank)
+        tensors = pkgutil.resolve_name(RECEIVER)(asdict(group), asdict(update_info), rank)
         model, finalize = cast(Any, self.model), cast(Any, finalize_layerwise_reload)  # vLLM does not type them
         initialize_layerwise_reload(model)
         model.load_weights(iter(tensors.items()))

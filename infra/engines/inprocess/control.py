@@ -1,0 +1,68 @@
+"""The in-process engine's server as an `EngineControl`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from millrace.infra import faults
+from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
+from millrace.infra.engines.inprocess import wire
+from millrace.infra.errors import EngineError
+
+
+class InprocessControl(HttpControl):
+    """Controls the server at `url`."""
+
+    async def state(self) -> EngineState:
+        state = await self._state()
+        return EngineState(state.incarnation, state.label, state.paused)
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._post("/pause", wire.Pause(mode))
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+
+    async def load(self, folder: Path) -> None:
+        await self._post("/load", wire.Load(str(folder)), self._load_timeout_s)
+
+    async def ranks(self) -> int:
+        if not (await self._state()).receives:
+            return await super().ranks()
+        return 1
+
+    async def receive(self, offer: Broadcast) -> None:
+        group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
+        announced = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
+        # One call does what vLLM has three for: whoever dies before it leaves nothing behind.
+        faults.point("transfer.after_group")
+        faults.point("transfer.after_start")
+        await self._post("/receive", wire.Receive(group, announced), self._load_timeout_s)
+        faults.point("transfer.after_update")
+
+    async def set_version(self, label: str) -> None:
+        await self._post("/label", wire.Label(label))
+
+    async def reset_prefix_cache(self) -> bool:
+        await self._post("/recompute")
+        return True
+
+    async def abort(self, request_ids: Sequence[str] = ()) -> int:
+        answer = await self._post("/abort", wire.Abort(list(request_ids)))
+        return msgspec.json.decode(answer, type=wire.Aborted).count
+
+    async def _state(self) -> wire.ServerState:
+        answer = (await self._call("GET", "/state")).content
+        try:
+            return msgspec.json.decode(answer, type=wire.ServerState)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"{self.url}/state answered {answer[:200]!r}: it is no in-process engine") from error
+
+    async def _post(self, path: str, body: msgspec.Struct | None = None, timeout_s: float | None = None) -> bytes:
+        content = b"{}" if body is None else msgspec.json.encode(body)
+        timeout = self._client.timeout if timeout_s is None else timeout_s
+        return (await self._call("POST", path, content=content, timeout=timeout)).content

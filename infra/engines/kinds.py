@@ -1,0 +1,31 @@
+"""The kinds of engines that there are. A new one is a folder beside this file, with a line in each of the two lists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from millrace.infra.engines.bearer import Key
+from millrace.infra.engines.inprocess.kind import InprocessKind
+from millrace.infra.engines.kind import EngineKind
+from millrace.infra.engines.vllm.kind import VllmKind
+from millrace.infra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from millrace.infra.engines.base import Engine
+
+KindName = Literal["vllm", "inprocess"]
+KINDS: dict[KindName, EngineKind] = {"vllm": VllmKind(), "inprocess": InprocessKind()}
+
+
+def open_engine(
+    kind: KindName, url: str, *, resubmits: bool, key: Key = "", absent_patience_s: float | None = None
+) -> Engine:
+    """The engine at `url`; where it ends requests to change its weights (`resubmits`), one that asks for the rest of
+    them. absent_patience_s: as of `EngineKind.client`. Raises ConfigError for a url of no engine."""
+    from millrace.infra.engines.resubmit import ResubmittingEngine
+
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
+    engine = KINDS[kind].client(url, key, absent_patience_s)
+    return ResubmittingEngine(engine) if resubmits else engine
