@@ -14,12 +14,14 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import uvloop
 from granian.constants import Interfaces
 from granian.http import HTTP1Settings
@@ -44,6 +46,7 @@ from millrace.infra.process.stopping import stop_asked
 from millrace.infra.reading import readable
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway import checkpoint
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.fleet import Fleet
 from millrace.producers.gateway.gateway import Gateway
@@ -66,6 +69,9 @@ from millrace.schemas.records import WorkerStatus
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
+CHECK_S = 1.0
+CHECKPOINT_S = 60.0
+"""seconds after which a checkpoint is written, however little happened since the last"""
 START_S = 60.0
 """how long a call waits where the only engine does not listen yet"""
 
@@ -125,6 +131,7 @@ async def _run(whole: Settings, bus: Bus) -> None:
     beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
+    checkpoints = asyncio.create_task(_checkpoints(gateway))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
     crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
     # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
@@ -134,6 +141,10 @@ async def _run(whole: Settings, bus: Bus) -> None:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing)
     finally:
         guard.cancel()
+        checkpoints.cancel()
+        with suppress(asyncio.CancelledError):
+            await checkpoints  # a thread that writes one goes on: the next is written behind it
+        await _checkpoint(gateway)
         coming.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
@@ -153,6 +164,27 @@ def capture(settings: Settings, bus: Bus) -> tuple[CaptureLog, Forwarder]:
     log = CaptureLog(settings.gateway.capture_dir, segment_s=kept_s / PARTS, max_waiting=waiting)
     topic, claims = full_name(settings.namespace, "raw"), ClaimStore(settings.claims)
     return log, Forwarder(log, bus, topic, claims, retention_s=kept_s)
+
+
+async def _checkpoints(gateway: Gateway) -> None:
+    """Write a checkpoint whenever the next start would have much to read without it. Runs until it is cancelled."""
+    log, at, written = gateway.recorder.log, -checkpoint.ENTRIES, time.monotonic()
+    while True:
+        now = time.monotonic()
+        if log.end - at >= checkpoint.ENTRIES or (log.end > at and now - written > CHECKPOINT_S):
+            at, written = log.end, now
+            await _checkpoint(gateway)
+        await asyncio.sleep(CHECK_S)
+
+
+async def _checkpoint(gateway: Gateway) -> None:
+    """Write one. Never raises: without it the next start reads more of the log."""
+    recorder = gateway.recorder
+    try:
+        write = gateway.sessions.checkpoint(recorder.log, recorder.spending, recorder.underway)
+        await asyncio.to_thread(write)
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        logger.warning("no checkpoint of %s is written: %s", recorder.log.folder, error)
 
 
 async def _guard(forwarder: Forwarder) -> None:
