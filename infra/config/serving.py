@@ -137,6 +137,9 @@ class Gateway(Section):
         default=256 << 20, description="most bytes of requests in flight, together; beyond it new ones get 503"
     )
     body_timeout_s: Seconds = Field(default=60, description="a request whose body takes longer to come is refused")
+    max_connections: Positive = Field(
+        default=16_384, description="most open connections of one process; beyond it new ones wait for one to be closed"
+    )
     max_in_flight: Positive = Field(default=1024, description="most requests of one tenant at once; beyond it 429")
     max_rate: Annotated[float, Field(ge=0)] = Field(
         default=0, description="most requests of one tenant a second; beyond it 429; 0: no limit"

@@ -44,6 +44,7 @@ class GatewayOptions:
     max_body_bytes: int = 8 << 20
     max_bodies_bytes: int = 256 << 20
     body_timeout_s: float = 60.0
+    max_connections: int = 16_384
     max_in_flight: int = 1024
     max_rate: float = 0.0
     max_sessions: int = 50_000
@@ -80,6 +81,7 @@ class GatewayOptions:
             max_body_bytes=gateway.max_body_bytes,
             max_bodies_bytes=gateway.max_bodies_bytes,
             body_timeout_s=gateway.body_timeout_s,
+            max_connections=gateway.max_connections,
             max_in_flight=gateway.max_in_flight,
             max_rate=gateway.max_rate,
             max_sessions=gateway.max_sessions,

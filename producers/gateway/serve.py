@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
-from granian.constants import Interfaces
+from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
@@ -69,6 +70,12 @@ from millrace.schemas.records import WorkerStatus
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
+SILENT_S = 30.0
+"""how long a connection may send no request"""
+OTHER_FILES = 1024
+"""files beside the connections of clients: to engines, of the logs"""
+FILES = Path("/proc/self/fd")
+WARN_S = 60.0
 CHECK_S = 1.0
 CHECKPOINT_S = 60.0
 """seconds after which a checkpoint is written, however little happened since the last"""
@@ -205,16 +212,17 @@ async def serve(
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes."""
     app = make_app(gateway, upstream, gateway.options.public_url or _address(host, port), crossing)
+    most = _connections(gateway.options.max_connections)
     if crossing is None:
-        servers = [_server(app, host, port)]
+        servers = [_server(app, most, host, port)]
     else:
-        servers = [_server(crossing.behind(app), uds=crossing.socket)]
+        servers = [_server(crossing.behind(app), most, uds=crossing.socket)]
         if not crossing.retired:
-            servers.append(_server(crossing.around(app), host, port))
+            servers.append(_server(crossing.around(app), most, host, port))
     serving = asyncio.create_task(_serving(servers))
     reaper = asyncio.create_task(gateway.reap())
     stopping = asyncio.create_task(stop.wait())
-    beside = [] if crossing is None else crossing.tasks()
+    beside = [asyncio.create_task(_watch_connections(most)), *([] if crossing is None else crossing.tasks())]
     try:
         tasks = [serving, stopping, reaper, *beside, *([guard] if guard else [])]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -244,7 +252,29 @@ async def _serving(servers: Sequence[Server]) -> None:
     await asyncio.gather(*(server.serve() for server in servers))
 
 
-def _server(app: ASGIApp, host: str = "", port: int = 0, uds: Path | None = None) -> Server:
+def _connections(most: int) -> int:
+    """How many connections a process holds: as many as are wanted and the machine lets it open files for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            most = max(1, soft - min(OTHER_FILES, soft // 2))
+            logger.warning("this machine lets a process open %d files: it holds %d connections", soft, most)
+    return most
+
+
+async def _watch_connections(most: int) -> None:
+    """Say so when no more connections are taken. Runs until it is cancelled."""
+    while True:
+        await asyncio.sleep(CHECK_S)
+        if (files := len(os.listdir(FILES)) if FILES.exists() else 0) >= most:
+            logger.warning("%d files are open: beyond max_connections (%d) new clients wait", files, most)
+            await asyncio.sleep(WARN_S)
+
+
+def _server(app: ASGIApp, most: int, host: str = "", port: int = 0, uds: Path | None = None) -> Server:
     if uds is not None:
         uds.unlink(missing_ok=True)  # of a killed one: whoever owns the capture log owns it
     return Server(
@@ -255,8 +285,13 @@ def _server(app: ASGIApp, host: str = "", port: int = 0, uds: Path | None = None
         interface=Interfaces.ASGINL,
         websockets=uds is None,
         log_level=LogLevels.warning,
-        backlog=1024,
-        http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
+        backlog=4096,
+        # Connections, not calls: one that waits here waits with everybody who comes later, health checks too.
+        backpressure=most,
+        # Told which protocol they speak, connections that say nothing are closed, before a request and after one;
+        # granian's `auto` waits for the first byte without end.
+        http=HTTPModes.http1,
+        http1_settings=HTTP1Settings(header_read_timeout=int(1000 * SILENT_S), max_buffer_size=bounds.HEADER_BYTES),
     )
 
 
