@@ -42,7 +42,8 @@ class CaptureCursor:
                 self._open_next()
                 continue
             try:
-                out.append(StoredEntry(self.seq, decode(payload), HEAD.size + len(payload)))
+                size = HEAD.size + len(payload)
+                out.append(StoredEntry(self.seq, decode(payload), size, self._position - size))
             except msgspec.MsgspecError as error:
                 logger.error("entry %d of %s is no record of this log: %s", self.seq, self.folder, error)
                 self.skipped += 1

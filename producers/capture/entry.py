@@ -23,11 +23,12 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredEntry(NamedTuple):
-    """An entry as read back: its number and its bytes on disk."""
+    """An entry as read back: its number, its bytes on disk, and the byte of its file at which it begins."""
 
     seq: int
     entry: Entry
     size: int
+    offset: int = 0
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -23,9 +23,10 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import msgspec
@@ -33,9 +34,9 @@ import msgspec
 from millrace.infra import durable, faults
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.cursor import CaptureCursor
-from millrace.producers.capture.entry import LONG, Entry, StoredEntry, encode_into, head_into
+from millrace.producers.capture.entry import LONG, Entry, StoredEntry, decode, encode_into, head_into
 from millrace.producers.capture.recent import Recent
-from millrace.producers.capture.segments import HEAD, SegmentFile, cut, path_of, scan, seal, segments
+from millrace.producers.capture.segments import HEAD, SegmentFile, cut, path_of, scan, seal, segments, sound
 from millrace.schemas.ids import new_id
 
 SEGMENT_BYTES = 64 << 20
@@ -91,6 +92,8 @@ class CaptureLog:
         self._lock = self._own()
         self.acked = self.noted = _read_int(folder / "acked")
         self._appended = self._released = 0
+        self.newest = (-1, 0)
+        """the place of the entry that was appended last: its number, and the byte of its file at which it begins"""
         self._ragged = False
         files = segments(folder)
         last = files[-1] if files else SegmentFile(path_of(folder, self.acked), self.acked)
@@ -151,7 +154,8 @@ class CaptureLog:
             raise self._unwritten(error) from error
         faults.point("capture.appended")
         # Handed over before it counts, so that the forwarder need not look for it in the files.
-        self.recent.put(StoredEntry(self.end, entry, size))
+        self.newest = (self.end, self._length - size)
+        self.recent.put(StoredEntry(self.end, entry, size, self._length - size))
         seq, self.end = self.end, self.end + 1
         self._appended += size
         if not reserved and self._reserved < self.reserve_bytes:
@@ -200,6 +204,24 @@ class CaptureLog:
                     if kept.seq >= end:
                         return
                     yield kept
+
+    def at(self, places: Iterable[tuple[int, int]]) -> Iterator[StoredEntry]:
+        """The entries at these places (see `newest`), in the order of their numbers; those whose file is gone are left
+        out. Raises GatewayError where no entry begins at a place."""
+        files = segments(self.folder)
+        firsts = [file.first for file in files]
+        for number, group in groupby(sorted(places), key=lambda place: bisect_right(firsts, place[0]) - 1):
+            if number < 0:
+                continue
+            with files[number].path.open("rb") as file:
+                for seq, offset in group:
+                    file.seek(offset)
+                    head = file.read(HEAD.size)
+                    length, checksum = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
+                    payload = file.read(length)
+                    if not sound(payload, length, checksum):
+                        raise GatewayError(f"{files[number].path} has no entry at byte {offset}")
+                    yield StoredEntry(seq, decode(payload), HEAD.size + length, offset)
 
     def cursor(self, seq: int) -> CaptureCursor:
         """A reader from number `seq` on (or the oldest kept) that follows what is appended."""

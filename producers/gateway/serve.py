@@ -14,10 +14,12 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
+import msgspec
 import uvloop
 from granian.server.embed import Server
 
@@ -47,6 +49,7 @@ from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
 from millrace.producers.gateway.processes.owner import ProcessLayout
+from millrace.producers.gateway.sessions import checkpoint
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import Underway
@@ -59,6 +62,9 @@ from millrace.schemas.records import WorkerStatus
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 5.0
+CHECK_S = 1.0
+CHECKPOINT_S = 60.0
+"""seconds after which a checkpoint is written, however little happened since the last"""
 START_S = 60.0
 """how long a call waits where the only engine does not listen yet"""
 
@@ -118,6 +124,7 @@ async def _run(whole: Settings, bus: Bus) -> None:
     beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
+    checkpoints = asyncio.create_task(_checkpoints(gateway))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
     crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
     # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
@@ -127,6 +134,10 @@ async def _run(whole: Settings, bus: Bus) -> None:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing)
     finally:
         guard.cancel()
+        checkpoints.cancel()
+        with suppress(asyncio.CancelledError):
+            await checkpoints  # a thread that writes one goes on: the next is written behind it
+        await _checkpoint(gateway)
         coming.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
@@ -148,6 +159,27 @@ def capture(settings: Settings, bus: Bus) -> tuple[CaptureLog, Forwarder]:
     return log, Forwarder(log, bus, topic, claims, retention_s=kept_s)
 
 
+async def _checkpoints(gateway: Gateway) -> None:
+    """Write a checkpoint whenever the next start would have much to read without it. Runs until it is cancelled."""
+    log, at, written = gateway.recorder.log, -checkpoint.ENTRIES, time.monotonic()
+    while True:
+        now = time.monotonic()
+        if log.end - at >= checkpoint.ENTRIES or (log.end > at and now - written > CHECKPOINT_S):
+            at, written = log.end, now
+            await _checkpoint(gateway)
+        await asyncio.sleep(CHECK_S)
+
+
+async def _checkpoint(gateway: Gateway) -> None:
+    """Write one. Never raises: without it the next start reads more of the log."""
+    recorder = gateway.recorder
+    try:
+        write = gateway.sessions.checkpoint(recorder.log, recorder.spending, recorder.underway)
+        await asyncio.to_thread(write)
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        logger.warning("no checkpoint of %s is written: %s", recorder.log.folder, error)
+
+
 async def _guard(forwarder: Forwarder) -> None:
     """Raises what ended the forwarder: a gateway that can never send on must not go on as if it could."""
     while forwarder.failed is None:
@@ -165,9 +197,8 @@ async def serve(
     crossing: Crossing | None = None,
 ) -> None:
     """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes."""
-    most = gateway.options.max_connections
-    allow_files(most)
     app = make_app(gateway, upstream, gateway.options.public_url or _address(host, port), crossing)
+    most = allow_files(gateway.options.max_connections)
     if crossing is None:
         servers = [make_server(app, most, host, port)]
     else:

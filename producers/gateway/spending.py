@@ -89,6 +89,10 @@ class Window:
         if number == self._number:
             self._sum += amount
 
+    def restore(self, number: int, amount: float) -> None:
+        """Begin with this sum in the window of this number."""
+        self._number, self._sum = number, amount
+
     def used(self, now: int) -> float:
         """What was added in the window of now."""
         return self._sum if now // self.length_us <= self._number else 0.0
@@ -150,6 +154,18 @@ class Spending:
     def standing(self) -> Standing:
         """What was spent here, for the other processes of the gateway."""
         return {key: (*self._tokens[key].standing, *self._money[key].standing) for key in self.limits}
+
+    @property
+    def windows(self) -> dict[str, float]:
+        """Hours of the budget of each key."""
+        return {key: own.budget_hours for key, own in self.limits.items()}
+
+    def restore(self, standing: Standing) -> None:
+        """What was spent before a start, as `standing` told it. Keys without limits are left out."""
+        for key, (minute, tokens, hours, money) in standing.items():
+            if key in self.limits:
+                self._tokens[key].restore(minute, tokens)
+                self._money[key].restore(hours, money)
 
     def heard(self, index: int, told: Standing) -> None:
         """What was spent at another process, in place of what it told before."""

@@ -11,13 +11,8 @@ from millrace.trainers.errors import BadConfiguration
 
 @dataclass(frozen=True, slots=True)
 class RolePlace:
-<<<<<<< HEAD
     """Ranks `first` to `first + world - 1` play these roles. cells: those ranks, a tuple for each cell; the
     first rank of a cell sends what the cell has computed."""
-=======
-    """Ranks `first` to `first + world - 1` play these roles. cells: those ranks, a tuple for each cell; the first rank
-    of a cell sends what the cell has computed."""
->>>>>>> trainers
 
     roles: tuple[str, ...]
     layout: Layout

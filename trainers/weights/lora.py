@@ -41,13 +41,8 @@ def prepare(state: State, lora: Lora | None) -> State:
     if settings != lora:
         raise BadConfiguration(
             f"the version has an adapter of rank {settings.rank}, alpha {settings.alpha} on "
-<<<<<<< HEAD
             f"{', '.join(settings.targets)}; keep these, or train one version without an adapter, which merges it, and "
             "begin anew"
-=======
-            f"{', '.join(settings.targets)}; keep these, or train one version without an adapter, which merges it, "
-            "and begin anew"
->>>>>>> trainers
         )
     return replace(state, adapter=replace(state.adapter, lora=lora))
 

@@ -53,12 +53,13 @@ def make_server(app: ASGIApp, connections: int, host: str = "", port: int = 0, u
     )
 
 
-def allow_files(connections: int) -> None:
-    """Let this process open as many files as so many connections need, as far as the system lets it."""
+def allow_files(connections: int) -> int:
+    """Let this process open as many files as so many connections need; gives how many connections the system lets it
+    hold."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
+        return connections
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < wanted:
@@ -68,6 +69,8 @@ def allow_files(connections: int) -> None:
             most,
             connections,
         )
+        return max(1, most - min(OTHER_FILES, most // 2))
+    return connections
 
 
 async def watch_connections(connections: int) -> None:

@@ -10,7 +10,7 @@ former episode held, identifies nobody; end users are apart from each other and 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -132,6 +132,14 @@ class ReplyOwners:
                 self._spent.move_to_end(key)
         while len(self._spent) > SPENT:
             self._spent.popitem(last=False)
+
+    def copy(self) -> list[Key]:
+        """The replies of former nameless episodes, the oldest first."""
+        return list(self._spent)
+
+    def restore(self, spent: Iterable[Key]) -> None:
+        """Know of former episodes what `copy` gave, and nothing else."""
+        self._spent = OrderedDict.fromkeys(spent)
 
     def find(self, tenant: str, subject: str, messages: Sequence[Message], digests: Sequence[bytes]) -> Found | None:
         """The nameless episode that these messages go on from; None where there is none, or more than one could be."""

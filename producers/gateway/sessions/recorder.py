@@ -241,6 +241,9 @@ class Recorder:
         if kind == "reward" and self._key:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
         log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
+        session.places.append(log.newest)
+        if kind == "episode_started":
+            session.began = event["capture_time"]  # as a start would read it
         session.followed(kind, event["step"], event["hash"])
         self.spending.fold(notes, event["capture_time"])
         if kind == "episode_ended":

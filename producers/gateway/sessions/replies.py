@@ -7,6 +7,7 @@ ended ones that the capture log still holds, from the log."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 
 KEPT = 100_000
@@ -32,6 +33,14 @@ class Replies:
         self._sessions.move_to_end(key)
         while len(self._sessions) > self._kept:
             self._sessions.popitem(last=False)
+
+    def copy(self) -> list[tuple[bytes, str | None]]:
+        """All of them, the oldest first."""
+        return list(self._sessions.items())
+
+    def restore(self, replies: Iterable[tuple[bytes, str | None]]) -> None:
+        """Know what `copy` gave, and nothing else."""
+        self._sessions = OrderedDict(replies)
 
     def find(self, tenant: str, response: str) -> str | None:
         """The id of the session that gave a reply, None where none is known. Raises SeveralReplies."""

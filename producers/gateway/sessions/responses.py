@@ -219,6 +219,20 @@ class ResponseStore:
                 if self._kept.get(one.id) is one:
                     self._of[one.owner[0]].kept.move_to_end(one.id)
 
+    @property
+    def sessions(self) -> set[str]:
+        """The sessions whose responses are kept."""
+        return {kept.session for kept in self._kept.values()}
+
+    @property
+    def doubtful(self) -> list[str]:
+        """Ids of upstreams that mean two responses, the oldest first."""
+        return list(self._doubtful)
+
+    def restore(self, doubtful: Iterable[str]) -> None:
+        """These ids mean two responses, before any response is kept."""
+        self._doubtful = OrderedDict.fromkeys(doubtful)
+
     def sweep(self, now: int) -> None:
         """Forget what is too much, or was not used for too long, at `now` (micros)."""
         for tenant in [*self._of.values()]:

@@ -76,6 +76,8 @@ class GatewaySession:
     began: int = field(default_factory=now_micros)
     """micros, when the episode started"""
     touched: float = field(default_factory=time.monotonic)
+    places: list[tuple[int, int]] = field(default_factory=list)
+    """where its entries lie in the capture log"""
 
     @property
     def granted(self) -> bool:

@@ -2,8 +2,9 @@
 
 Invariants: a session's key is derived from its id by a secret of this gateway's folder, or by one that several
 gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, those of a name also
-by an age and a number of calls, ended ones by a count; a session is rebuilt from the capture log, read once, with the
-same folds that built it; which of them a nameless call goes on from, `whose` decides.
+by an age and a number of calls, ended ones by a count; a session is rebuilt from the capture log, with the same folds
+that built it, and what has ended comes from a `checkpoint` instead where there is one; which session a nameless call
+goes on from, `whose` decides.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import hmac
 import logging
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from millrace.dialects import match_keys
 from millrace.dialects.all import read
@@ -27,9 +29,11 @@ from millrace.infra.config.keys import SESSION_KEY
 from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
 from millrace.infra.gateway_processes import folder_of
-from millrace.producers.capture.entry import Entry
+from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.marks import marked_id
+from millrace.producers.gateway.sessions import checkpoint
+from millrace.producers.gateway.sessions.checkpoint import Checkpoint, CheckpointHead, ContentPlaces, EndedSession
 from millrace.producers.gateway.sessions.deletions import DeletedResponses
 from millrace.producers.gateway.sessions.ownership import Hints, ReplyOwners
 from millrace.producers.gateway.sessions.replies import Replies
@@ -56,6 +60,10 @@ ENDED = 20_000
 
 REPORT = "_report"
 """header of an event's entry: the source of the report that it came in, and its number there"""
+ENDED_FIELDS = tuple(
+    name for name in EndedSession.__struct_fields__ if name not in ("start", "rewards", "reported", "is_newest")
+)
+"""what a session and its part of a checkpoint name alike"""
 NAMED_S = 12 * 3600.0
 NAMED_CALLS = 10_000
 """calls after which a name begins another episode"""
@@ -88,6 +96,8 @@ class Sessions:
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
         self._attempts: dict[tuple[str, str], GatewaySession] = {}
+        self._evicted: dict[str, list[tuple[int, int]]] = {}
+        """places of the entries of sessions that are forgotten, whose responses may still be kept"""
         self._requests: dict[str, RequestStore] = {}
         """those of live sessions, while the log is read"""
 
@@ -134,6 +144,7 @@ class Sessions:
                 self._former[name] = session
         while len(self.ended) > ENDED:
             _, oldest = self.ended.popitem(last=False)
+            self._evicted[oldest.id] = oldest.places
             name = (oldest.tenant, oldest.subject, oldest.alias or "")
             if self._former.get(name) is oldest:
                 del self._former[name]
@@ -142,6 +153,8 @@ class Sessions:
         """Nothing continues this session any more, as if its call had never come."""
         if self.live.pop(session.id, None) is not None:
             self.count[session.tenant] -= 1
+            if not self.count[session.tenant]:
+                del self.count[session.tenant]
         self.conversations.retire(session)
         named = (session.tenant, session.subject, session.alias or "")
         if session.alias is not None and self._aliases.get(named) is session:
@@ -247,25 +260,106 @@ class Sessions:
         """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
         counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost,
         `underway` which replies are recorded."""
-        for kept in log.read():
+        spending = spending or Spending({})
+        begin = 0
+        state = checkpoint.read(log)
+        if state is not None and state.head.limits == spending.windows:
+            self._restore(state, log)
+            spending.restore(state.head.spending)
+            begin = state.head.end
+        for one in log.read(begin):
             if underway is not None:
-                underway.fold(kept.entry.headers)
-            self._refolded(kept.entry.headers.get("trajectory", ""), kept.entry, spending or Spending({}))
+                underway.fold(one.entry.headers)
+            self._refolded(one, spending)
         self.deleted.settle(self.stored.delete)
         self._requests.clear()
         return len(self.live)
 
-    def _refolded(self, trajectory: str, entry: Entry, spending: Spending) -> None:
+    def checkpoint(self, log: CaptureLog, spending: Spending, underway: Underway) -> Callable[[], None]:
+        """Copy what a start needs to know of the log up to here; returns who writes it, in any thread. Raises
+        OSError."""
+        underway.compact()
+        named, attempted = set(self._aliases.values()), set(self._attempts.values())
+        responding = self.stored.sessions
+        for ended in self.ended.values():
+            if ended.places and ended.id not in responding:
+                ended.places = []
+        self._evicted = {id: places for id, places in self._evicted.items() if id in responding}
+        finished = {id: session.places for id in responding if (session := self.ended.get(id)) is not None}
+        content = [
+            ContentPlaces(one.id, [*one.places], True, one in named, one in attempted)
+            for one in self.live.values()
+            if one.places
+        ]
+        content += [
+            ContentPlaces(id, [*places], False, False, False) for id, places in (self._evicted | finished).items()
+        ]
+        newest = {session.id for session in self._former.values()}
+        ended_sessions = list(self.ended.values())
+        head = CheckpointHead(
+            checkpoint.FORMAT,
+            log.source,
+            log.end,
+            spending.windows,
+            spending.standing(),
+            sorted(self.unreadable),
+            sorted(self._broken),
+            self.stored.doubtful,
+        )
+        lists = [
+            iter(content),
+            (_ended_session(one, is_newest=one.id in newest) for one in ended_sessions),
+            iter(self.replies.copy()),
+            iter(self.conversations.copy()),
+        ]
+        return partial(checkpoint.write, log.folder, head, lists)
+
+    def _restore(self, state: Checkpoint, log: CaptureLog) -> None:
+        """Take up the state of a checkpoint, before the entries behind it are folded."""
+        content = {one.id: one for one in state.content}
+        # Folding their entries finds out anew which of these cannot be rebuilt, at the same entry as before.
+        self.unreadable = set(state.head.unreadable) - content.keys()
+        self._broken = set(state.head.broken) - content.keys()
+        self.stored.restore(state.head.doubtful)
+        nothing = Spending({})
+        for entry in log.at(place for one in state.content for place in one.places):
+            self._refolded(entry, nothing)
+        for session in [*self.live.values()]:
+            one = content[session.id]
+            if not one.is_live:
+                self.discard(session)
+                self._evicted[session.id] = session.places
+        self._aliases = {n: session for n, session in self._aliases.items() if content[session.id].has_alias}
+        self._attempts = {n: session for n, session in self._attempts.items() if content[session.id].has_attempt}
+        self.unreadable |= set(state.head.unreadable)
+        self._broken |= set(state.head.broken)
+        finished, self.ended = self.ended, OrderedDict()
+        self._former = {}
+        for ended in state.ended:
+            session = _session_of(ended)
+            if (former := finished.pop(session.id, None)) is not None:
+                session.places = former.places
+            self.ended[session.id] = session
+            if ended.is_newest:
+                self._former[session.tenant, session.subject, session.alias or ""] = session
+        self._evicted |= {id: session.places for id, session in finished.items()}
+        self.replies.restore(state.replies)
+        self.conversations.restore(state.spent)
+
+    def _refolded(self, stored: StoredEntry, spending: Spending) -> None:
         """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
         chain cannot be followed is dropped. All others are served, whatever an older release or a broken disk left."""
+        entry = stored.entry
+        trajectory = entry.headers.get("trajectory", "")
         try:
             event = codec.decode_as("Event", entry.value)
         except SchemaError as error:
             self._name(trajectory, error)
             self._broken.add(trajectory)
-            self.ended.pop(trajectory, None)
-            if trajectory in self.live:
-                self.discard(self.live[trajectory])
+            if (session := self.get(trajectory)) is not None:
+                self._evicted[trajectory] = session.places
+                self.ended.pop(trajectory, None)
+                self.discard(session)
             return
         spending.fold(entry.headers, event["capture_time"])
         if trajectory in self._broken:
@@ -277,6 +371,8 @@ class Sessions:
             session = self.live.get(trajectory)
             if session is not None:
                 session.forget()
+        if (session := self.get(trajectory)) is not None:
+            session.places.append((stored.seq, stored.offset))
 
     def _name(self, trajectory: str, error: Exception) -> None:
         if trajectory not in self.unreadable:
@@ -338,3 +434,22 @@ class Sessions:
             lineages = session.lineages_of(event["policy"])
             hash, options = match_keys.request_hash(request), template_options(request)
             lineages.apply(call, messages, digests, hash, message, options)
+
+
+def _ended_session(session: GatewaySession, *, is_newest: bool) -> EndedSession:
+    """What a checkpoint holds of it. A thread may ask while the event loop adds a reward."""
+    fields = {name: getattr(session, name) for name in ENDED_FIELDS}
+    return EndedSession(
+        **fields,
+        start=cast(dict[str, Any], session.start),
+        rewards=[(*key,) for key in [*session.rewards]],
+        reported={**session.reported},
+        is_newest=is_newest,
+    )
+
+
+def _session_of(ended: EndedSession) -> GatewaySession:
+    fields = {name: getattr(ended, name) for name in ENDED_FIELDS}
+    session = GatewaySession(**fields, start=cast(EpisodeStarted, ended.start), ended=True, reported=ended.reported)
+    session.rewards = {RewardKey(*key) for key in ended.rewards}
+    return session

@@ -69,6 +69,11 @@ class Underway:
         self._now.pop(name, None)
         self.left.pop(name, None)
 
+    def compact(self) -> None:
+        """Name only what is under way in the file. Raises OSError; then the file names some that are recorded too."""
+        if self._path.exists():
+            self._rewrite()
+
     def close(self) -> None:
         """Let go of the file. Idempotent."""
         if self._file >= 0:

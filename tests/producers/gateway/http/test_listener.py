@@ -14,11 +14,8 @@ from starlette.responses import PlainTextResponse
 
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.gateway.http import listener
-from millrace.producers.gateway.options import GatewayOptions
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
-SILENT = 1500
-"""connections without a byte: more than a server takes that bounds them by its backlog"""
 
 
 @asynccontextmanager
@@ -48,15 +45,6 @@ async def ask(port: int) -> bytes:
     answer = await reader.read(1000)
     writer.close()
     return answer
-
-
-async def test_others_are_served_beside_thousands_who_say_nothing() -> None:
-    listener.allow_files(2 * SILENT)
-    async with served(GatewayOptions("policy").max_connections) as port:
-        silent = [await asyncio.open_connection(LOCALHOST, port) for _ in range(SILENT)]
-        assert b"200 OK" in await asyncio.wait_for(ask(port), 60)
-        for _, writer in silent:
-            writer.close()
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HT", REQUEST], ids=["silent", "in its headers", "behind a request"])
