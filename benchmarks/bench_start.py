@@ -26,7 +26,8 @@ from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra import durable
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.sessions import Sessions, checkpoint
+from millrace.producers.gateway.sessions import checkpoint
+from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import Spending
 from tests.support import chat_tokenizer

@@ -16,8 +16,8 @@ from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.http import listener
 from millrace.producers.gateway.options import GatewayOptions
-from millrace.producers.gateway.sessions import Sessions
 from millrace.producers.gateway.sessions.recorder import Recorder
+from millrace.producers.gateway.sessions.sessions import Sessions
 from tests.support.gateway_world import ENGINE, ScriptedEngine
 
 SILENT = 3_000

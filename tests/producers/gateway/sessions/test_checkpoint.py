@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.sessions import Sessions, checkpoint, sessions
+from millrace.producers.gateway.sessions import checkpoint, sessions
+from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import KeyLimits, Spending
 from tests.support.gateway_world import POLICY
