@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.consumers.history import dialogue
 from millrace.consumers.history.rows import Row
 from millrace.consumers.replay import text
 from millrace.consumers.replay.text import Texts, Writer, joined
@@ -118,12 +119,12 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"finish_reason": "length"}, text.CUT),
-        ({"finish_reason": "abort"}, text.CUT),
-        ({"finish_reason": "content_filter"}, text.CUT),
+        ({"finish_reason": "length"}, dialogue.CUT),
+        ({"finish_reason": "abort"}, dialogue.CUT),
+        ({"finish_reason": "content_filter"}, dialogue.CUT),
         ({"request": json.dumps({"messages": [IMAGE]}).encode()}, f"{text.UNCHAT} (not_text)"),
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, text.EMPTY),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, dialogue.EMPTY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, spoken.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
