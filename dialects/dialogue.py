@@ -13,11 +13,21 @@ from typing import Any
 from millrace.dialects.all import as_chat
 from millrace.dialects.answers import text, thoughts_of
 from millrace.infra.engines.upstream import NOT_WHOLE
-from millrace.schemas.records import ModelCall
+from millrace.schemas.records import ModelCall, Trajectory
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 KEPT = ("name", "tool_call_id")
 """texts of a message beside its content"""
+COMPLETE = frozenset({"stop", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"})
+"""how replies finish that came to their end"""
+USABLE_ENDS = frozenset({"completed", "truncated", "abandoned"})
+"""how episodes end of which the replies count"""
+CUT = "the reply did not come to its end"
+EMPTY = "the reply says nothing"
+FRAGMENT = "it begins with the result of a tool that it does not call"
+UNUSABLE = "its attempt failed, was aborted or has a flaw, so nothing of it may be learned"
+NO_LESSON = frozenset({"unusable_attempt", "cut_reply", "empty_reply", "fragment"})
+"""codes of chats that are sayable and yet no whole lesson"""
 
 
 class Unsayable(Exception):
@@ -61,6 +71,31 @@ def dialogue(call: ModelCall) -> Dialogue:
     offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     said = {**reply, "role": "assistant"}
     return Dialogue([canonical(message) for message in messages], canonical(said), offered)
+
+
+def is_usable(record: Trajectory) -> bool:
+    """Whether replies of a sealed attempt may be learned as text: it ended, and no flaw takes all of it out."""
+    return record["status"] in USABLE_ENDS and not any(entry.startswith("*:") for entry in record["excluded"])
+
+
+def lesson(record: Trajectory, call: ModelCall) -> Dialogue:
+    """The chat of a call that is a whole lesson: what a model may learn to say, from a text alone. This is the one
+    definition, for imitation and for every layout of text. Raises Unsayable for an attempt that is not usable, a reply
+    that did not come to its end or says nothing, a conversation whose beginning is
+    missing, and like `dialogue`."""
+    if not is_usable(record):
+        raise Unsayable("unusable_attempt", UNUSABLE)
+    if call["finish_reason"].casefold() not in COMPLETE:
+        raise Unsayable("cut_reply", CUT)
+    chat = dialogue(call)
+    if not chat.reply["content"].strip() and not chat.reply.get("tool_calls"):
+        raise Unsayable("empty_reply", EMPTY)
+    for message in chat.messages:
+        if message.get("tool_calls"):
+            break
+        if message["role"] in ("tool", "function"):
+            raise Unsayable("fragment", FRAGMENT)
+    return chat
 
 
 def canonical(message: Any) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from millrace.schemas.records import Event, Trajectory
 
 CHUNK = 32
 """groups whose calls are fetched at once"""
+PLACES = 512
+"""trajectories that are fetched at once where the ledger names them"""
 
 Watch = Callable[[int, int], None]
 """hears how many records are read, and of how many"""
@@ -76,9 +78,9 @@ class Gatherer:
         self._ends = {kind: history.ends(kind) for kind in kinds}
         self.gone = lost(history, *kinds)
         """ranges of the selected topics that nobody has any more"""
-        starts = {kind: history.starts(kind) for kind in kinds}
+        self._starts = {kind: history.starts(kind) for kind in kinds}
         self._total = sum(
-            end - starts[kind].get(partition, 0) for kind, ends in self._ends.items() for partition, end in ends.items()
+            self._size(kind, partition, end) for kind, ends in self._ends.items() for partition, end in ends.items()
         )
 
     def groups(self, watch: Watch = lambda done, total: None) -> Iterator[list[ExportedSample]]:
@@ -96,10 +98,9 @@ class Gatherer:
 
     def _whole(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[_Group]:
         """Every group of a partition once all its records are read; which are counted first, by their key."""
-        stretch = Stretch(end=end)
-        waiting = Counter(record.key for record in self._history.records(kind, partition, stretch))
+        waiting = Counter(record.key for record in self._records(kind, partition, end))
         found: defaultdict[bytes, _Group] = defaultdict(_Group)
-        for record in self._history.records(kind, partition, stretch):
+        for record in self._records(kind, partition, end):
             group = found[record.key]
             row = self._history.row(kind, record, self._unreadable)
             if row is None:
@@ -109,6 +110,28 @@ class Gatherer:
             waiting[record.key] -= 1
             if waiting[record.key] <= 0:
                 yield found.pop(record.key)
+
+    def _records(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[Record]:
+        """The records of a partition that may be wanted: where versions are named, those that the ledger places."""
+        offsets = self._offsets(kind, partition, end)
+        if offsets is None:
+            yield from self._history.records(kind, partition, Stretch(end=end))
+            return
+        topic = self._history.names[kind]
+        for at in range(0, len(offsets), PLACES):
+            places = [Place(topic, partition, offset) for offset in offsets[at : at + PLACES]]
+            yield from (record for record in self._history.bus.fetch(places) if record is not None)
+
+    def _offsets(self, kind: Kind[Trajectory], partition: int, end: int) -> list[int] | None:
+        """Where the ledger places what is wanted of a partition, None where any record may be wanted."""
+        if self._selection.trained is None:
+            return None
+        offsets = self._trained.offsets(self._history.names[kind], partition, self._selection.trained)
+        return [offset for offset in offsets if 0 <= offset < end]
+
+    def _size(self, kind: Kind[Trajectory], partition: int, end: int) -> int:
+        offsets = self._offsets(kind, partition, end)
+        return end - self._starts[kind].get(partition, 0) if offsets is None else len(offsets)
 
     def _unreadable(self, kind: str, record: Record, error: SchemaError | ClaimError) -> Row[Any] | None:
         if isinstance(error, StorageError):

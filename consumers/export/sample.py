@@ -60,9 +60,10 @@ class ExportedSample:
         self.tokenizers = frozenset(body["tokenizer_hash"] for body in bodies if body["tokenizer_hash"])
         self.traces = [_trace(lineage, self.record["id"]) for lineage in self.record["lineages"]]
         reasons = dict(entry.rpartition(":")[::2] for entry in self.record["excluded"])
+        superseded = {body["supersedes"] for body in bodies if body["supersedes"]}
         self.calls: dict[str, list[ModelCall]] = {}
         for body in bodies:
-            if _is_used(body, reasons):
+            if body["response_id"] not in superseded and _is_used(body, reasons):
                 self.calls.setdefault(body["lineage"], []).append(body)
 
     @property
@@ -71,10 +72,11 @@ class ExportedSample:
 
     @cached_property
     def dialogues(self) -> dict[str, list[Dialogue]]:
-        """Every usable call as a chat, by lineage. Raises Unsayable where one is none, or there is no call."""
+        """Every usable call as a chat, by lineage. Raises Unsayable where one is no whole lesson (see `lesson`), since
+        later calls repeat what it said, or there is no call."""
         if not self.calls:
             raise Unsayable("no_call", "no call of it may be used")
-        return {name: [dialogue(call) for call in calls] for name, calls in self.calls.items()}
+        return {name: [lesson(self.record, call) for call in calls] for name, calls in self.calls.items()}
 
     def exact(self) -> list[Trace]:
         """Its traces. Raises Unsayable where it has none."""
@@ -92,6 +94,14 @@ class ExportedSample:
     def conversations(self) -> dict[str, Dialogue]:
         """The last usable call of each lineage, which holds all that was said before. Raises Unsayable."""
         return {name: said[-1] for name, said in self.dialogues.items()}
+
+    def messages(self) -> dict[str, list[dict[str, Any]]]:
+        """What was said in each lineage, whole lesson or not, for rows whose mask says which tokens train; empty where
+        a call is no chat of text."""
+        try:
+            return {name: [dialogue(call) for call in calls][-1].whole for name, calls in self.calls.items()}
+        except Unsayable:
+            return {}
 
     def judged(self) -> float:
         """Its reward. Raises Unsayable where it has none."""

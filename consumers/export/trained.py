@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterable
 
+from millrace.consumers.export.select import VersionRange
 from millrace.infra.log.base import Place
 from millrace.schemas.records import LedgerEntry
 
@@ -29,6 +30,14 @@ class TrainingVersions:
             pairs.sort()
             self._offsets[partition] = array("q", (offset for offset, _ in pairs))
             self._versions[partition] = array("q", (version for _, version in pairs))
+
+    def offsets(self, topic: str, partition: int, versions: VersionRange) -> list[int]:
+        """Where the trajectories of a topic's partition lie that these versions trained on, ascending."""
+        if topic != self._topic or partition not in self._offsets:
+            return []
+        offsets = self._offsets[partition]
+        chosen = [at for at, version in zip(offsets, self._versions[partition], strict=True) if versions.holds(version)]
+        return list(dict.fromkeys(chosen))
 
     def version(self, place: Place) -> int | None:
         """The version that trained on the trajectory at a place, None when none did."""

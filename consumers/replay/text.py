@@ -20,7 +20,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from millrace.dialects.dialogue import Unsayable, dialogue
+from millrace.dialects.dialogue import Unsayable
 from millrace.dialects.rendering.base import Renderer
 from millrace.dialects.rendering.reply_tokens import TOO_LONG, Spoken, Unspoken, spoken
 from millrace.infra.engines.upstream import UNTRAINABLE
@@ -33,14 +33,7 @@ from millrace.trainers.errors import BadSample
 
 TEXT = frozenset({UNTRAINABLE, "imported", "observed", "constrained", "altered_sampling", "greedy"})
 """reasons of calls that lack nothing but exact tokens of an unaltered draw"""
-WHOLE = frozenset({"stop", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"})
-"""how replies finish that came to their end"""
-FINISHED = frozenset({"completed", "truncated", "abandoned"})
-"""how episodes end of which the replies count"""
-
-CUT = "the reply did not come to its end"
 SUPERSEDED = "another reply took its place"
-EMPTY = "the reply says nothing"
 UNCHAT = "it is no chat in text"
 UNKNOWN_ID = "it has tokens outside the model's vocabulary"
 
@@ -91,8 +84,8 @@ class Writer:
     def texts(self, record: Trajectory, calls: Sequence[Row[Event]]) -> Texts:
         """The samples of a sealed trajectory's text. calls: those of its events that are cleared, in order."""
         out = Texts()
-        if record["status"] not in FINISHED or any(entry.startswith("*:") for entry in record["excluded"]):
-            return out  # nothing of a flawed attempt trains
+        if not is_usable(record):
+            return out
         bodies = whole_calls(calls)
         gone = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
@@ -103,7 +96,7 @@ class Writer:
             if reasons.get(body["response_id"]) != body["untrainable_reason"]:
                 continue
             try:
-                said.append(self._spoken(body, superseded=body["response_id"] in gone))
+                said.append(self._spoken(record, body, superseded=body["response_id"] in gone))
             except Unspoken as error:
                 out.refused[str(error)] += 1
         for tokens, mask, replies in joined(said):
@@ -117,20 +110,16 @@ class Writer:
                 out.replies += replies
         return out
 
-    def _spoken(self, body: ModelCall, *, superseded: bool) -> Spoken:
+    def _spoken(self, record: Trajectory, body: ModelCall, *, superseded: bool) -> Spoken:
         """Raises Unspoken."""
         if superseded:
             raise Unspoken(SUPERSEDED)
-        if body["finish_reason"].casefold() not in WHOLE:
-            raise Unspoken(CUT)
+        try:
+            chat = lesson(record, body)
+        except Unsayable as error:
+            raise Unspoken(str(error) if error.code in NO_LESSON else f"{UNCHAT} ({error.code})") from None
         if isinstance(self.renderer, str):
             raise Unspoken(self.renderer)
-        try:
-            chat = dialogue(body)
-        except Unsayable as error:
-            raise Unspoken(f"{UNCHAT} ({error.code})") from None
-        if not chat.reply["content"].strip() and not chat.reply.get("tool_calls"):
-            raise Unspoken(EMPTY)
         return spoken(self.renderer, chat.messages, chat.reply, chat.tools or None)
 
 

@@ -55,7 +55,6 @@ class Atropos(ExportLayout):
 
 def _messages(samples: Sequence[ExportedSample]) -> list[list[Content]] | None:
     """The conversation of every member, None where one has none of text."""
-    try:
-        return [next(iter(sample.conversations().values())).whole for sample in samples]
-    except Unsayable:
-        return None
+    conversations = [next(iter(sample.messages().values()), None) for sample in samples]
+    texts = [messages for messages in conversations if messages is not None]
+    return texts if len(texts) == len(samples) else None

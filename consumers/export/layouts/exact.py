@@ -3,13 +3,10 @@ messages. As JSON lines, as Parquet, and as a Hugging Face dataset."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from millrace.consumers.export.layouts.base import Content, ExportLayout
 from millrace.consumers.export.sample import ExportedSample
-from millrace.dialects.dialogue import Unsayable
 
 _TEXT = pa.string()
 MESSAGE = pa.struct(
@@ -85,7 +82,7 @@ class Jsonl(ExportLayout):
     def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a trace. Its messages are null where its calls were no chat of text."""
         record = sample.record
-        messages = _messages(sample)
+        messages = sample.messages()
         tokenizer = next(iter(sample.tokenizers)) if len(sample.tokenizers) == 1 else None
         return [
             {
@@ -121,10 +118,3 @@ class HuggingFace(Jsonl):
     help = "a Hugging Face dataset directory, the rows of jsonl as columns, for datasets.load_from_disk"
     form = "dataset"
     schema = SCHEMA
-
-
-def _messages(sample: ExportedSample) -> dict[str, list[dict[str, Any]]]:
-    try:
-        return {name: said.whole for name, said in sample.conversations().items()}
-    except Unsayable:
-        return {}

@@ -16,7 +16,7 @@ import pytest
 from millrace.consumers.clearance import anyone, today
 from millrace.consumers.export import export_from
 from millrace.consumers.export.layouts import LAYOUTS
-from millrace.consumers.export.select import Selection
+from millrace.consumers.export.select import Selection, VersionRange
 from millrace.consumers.replay.selection import Selector
 from millrace.infra import durable
 from millrace.infra.config import load
@@ -214,3 +214,23 @@ def test_a_trajectory_that_names_what_is_no_call_is_refused_alone(kind: str, rea
     there = [one.id for one in Selector(history(made), anyone, "local", None).by_rule(lambda _: True).candidates]
     assert sample["id"] not in there
     assert there
+
+
+@pytest.mark.parametrize("versions", [VersionRange(1, 2), VersionRange(3, None), VersionRange(90, 99)])
+def test_an_export_of_named_versions_reads_what_the_ledger_places_alone(versions: VersionRange, tmp_path: Path) -> None:
+    clear = WORLD.copy()
+    for record, event in clear.rows("events"):
+        clear.govern(record, event, eligibility="aggregate")
+    summary = export_from(history(clear), "jsonl", tmp_path / "out", Selection(trained=versions), "")
+    places = {
+        (place["partition"], place["offset"])
+        for _, entry in clear.rows("ledger")
+        for group in entry["groups"]
+        for place in group["trajectories"]
+        if group["lost"] is None and versions.holds(entry["version"])
+    }
+    named = {row["id"] for record, row in clear.rows("trajectories") if (record.partition, record.offset) in places}
+    rows = [orjson.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    assert {row["trajectory"] for row in rows} == named
+    assert summary.read == len(named) < len(clear.rows("trajectories"))
+    assert summary.left_out == {}

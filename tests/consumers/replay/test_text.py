@@ -118,12 +118,12 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"finish_reason": "length"}, text.CUT),
-        ({"finish_reason": "abort"}, text.CUT),
-        ({"finish_reason": "content_filter"}, text.CUT),
+        ({"finish_reason": "length"}, dialogue.CUT),
+        ({"finish_reason": "abort"}, dialogue.CUT),
+        ({"finish_reason": "content_filter"}, dialogue.CUT),
         ({"request": json.dumps({"messages": [IMAGE]}).encode()}, f"{text.UNCHAT} (not_text)"),
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, text.EMPTY),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, dialogue.EMPTY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, reply_tokens.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
