@@ -48,7 +48,7 @@ def report_of(settings: Settings, files: bool = False, quick: bool = False) -> A
     """What the audit of the configured policy finds. Raises as `run` does."""
     with ExitStack() as held:
         bus = held.enter_context(history(settings))
-        watch = held.enter_context(progress(Terminal(stderr=True)))
+        watch = held.enter_context(progress(Terminal(stderr=True), lines=True))
         return audit(
             bus,
             settings.namespace,
@@ -63,11 +63,11 @@ def report_of(settings: Settings, files: bool = False, quick: bool = False) -> A
 
 
 @contextmanager
-def progress(console: Terminal) -> Iterator[Watch]:
-    """Shows on a terminal what is being read and how far it is; elsewhere it prints a line at once and then now and
-    then, so that a long audit is never silent."""
+def progress(console: Terminal, *, lines: bool = False) -> Iterator[Watch]:
+    """Shows on a terminal what is being read and how far it is; elsewhere, with `lines`, it prints a line at once
+    and then now and then, so that a long audit is never silent."""
     if not console.is_terminal:
-        yield _lines(console)
+        yield _lines(console) if lines else lambda what, done, total: None
         return
     columns = (TextColumn("{task.description:<28}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -72,7 +72,7 @@ def test_nothing_that_was_decided_depends_on_the_timestamps_of_the_log(seed: int
 
 def test_an_audit_without_a_terminal_says_how_far_it_is() -> None:
     out = StringIO()
-    with progress(Terminal(file=out, width=80)) as watch:
+    with progress(Terminal(file=out, width=80), lines=True) as watch:
         for done in (1, 2, 3):
             watch("reading events[0]", done, 3)
     assert out.getvalue() == "audit: reading events[0], 1 of 3\n", "further lines come seconds later"
