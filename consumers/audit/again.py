@@ -21,6 +21,7 @@ from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Outgoing, Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.infra.stages.base import Emit
+from millrace.infra.stages.fold import Folded
 from millrace.infra.stages.outbox import Outbox, as_record, filled, refs_in
 from millrace.infra.stages.replay import ANYWHERE, same
 from millrace.schemas import codec
@@ -59,6 +60,8 @@ class Refold:
         self._count = count or (lambda kind: len(facts.starts.get(kind, {})))
         self.written = TurnOutputs()
         self.rules: Counter[tuple[str, str]] = Counter()
+        self._encoded: dict[int, bytes] = {}
+        """of the turn at hand, by the identity of an emit that names no other: its bytes, as the fold made them"""
 
     def governed(self, event: Event) -> None:
         """Remember what governed an event."""
@@ -71,8 +74,10 @@ class Refold:
 
     # -- pairs
 
-    def pairs(self, slot: str, turn: int, emits: Sequence[tuple[int, Emit]]) -> list[EmitPair]:
+    def pairs(self, slot: str, turn: int, folded: Folded) -> list[EmitPair]:
         """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
+        emits = folded.emits
+        self._encoded = {id(e): data for (_, e), data in zip(emits, folded.encoded, strict=True) if data is not None}
         wanted: dict[Where, list[tuple[int, Emit]]] = {}
         for scope, emit in emits:
             if self._facts.mine(emit.topic):
@@ -84,7 +89,7 @@ class Refold:
         places: dict[tuple[int, str], Place] = {}
 
         def names_others(where: Where) -> bool:
-            return any(any(refs_in(emit.record)) for _, emit in wanted.get(where, ()))
+            return any(any(self._refs(emit)) for _, emit in wanted.get(where, ()))
 
         for where in sorted({*wanted, *found}, key=lambda where: (names_others(where), where)):
             gives, there = wanted.get(where, []), found.get(where, [])
@@ -126,15 +131,22 @@ class Refold:
 
     def _digest(self, scope: int, emit: Emit, places: Known, header: bytes) -> int | None:
         """Of the record that an emit becomes; None where that depends on places that are not known."""
-        if any((scope, ref) not in places for ref in refs_in(emit.record)):
+        if any((scope, ref) not in places for ref in self._refs(emit)):
             return None
         wanted = self.expected(emit, scope, places, header)
         return digest(wanted.key, wanted.headers, wanted.value)
 
     # -- one record
 
+    def _refs(self, emit: Emit) -> Iterator[str]:
+        """The refs inside an emit; bytes that the fold could make need no search."""
+        return iter(()) if id(emit) in self._encoded else refs_in(emit.record)
+
     def expected(self, emit: Emit, scope: int, places: Known, header: bytes) -> Outgoing:
         """The record that an emit becomes, with the places that are known in it."""
+        data = self._encoded.get(id(emit))
+        if data is not None:
+            return self._outbox.encode(emit, emit.record, header, data)
         refs = set(refs_in(emit.record))
         known = {ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in refs}
         return self._outbox.encode(emit, filled(emit.record, known) if refs else emit.record, header)

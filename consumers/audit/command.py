@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -22,6 +23,8 @@ from millrace.infra.terminal import Terminal, put_json
 
 WIDE = 130
 """columns from which on laws are written out"""
+EVERY_S = 10.0
+"""between two lines about how far an audit is, where no terminal shows it"""
 SHOWN = 10
 """violations printed in full"""
 
@@ -30,7 +33,9 @@ def run(settings: Settings, files: bool = False, as_json: bool = False, quick: b
     """Audit the configured policy. 0: every law holds; 1: at least one is broken. quick: fold nothing again.
 
     Raises AuditError when there is nothing to audit, BusError when the log cannot be read."""
+    began = time.process_time()
     report = report_of(settings, files, quick)
+    Terminal(stderr=True).print(cost(report, time.process_time() - began), style="dim", highlight=False)
     if as_json:
         put_json(report.as_json())
     else:
@@ -43,7 +48,7 @@ def report_of(settings: Settings, files: bool = False, quick: bool = False) -> A
     """What the audit of the configured policy finds. Raises as `run` does."""
     with ExitStack() as held:
         bus = held.enter_context(history(settings))
-        watch = held.enter_context(progress(Terminal(stderr=True)))
+        watch = held.enter_context(progress(Terminal(stderr=True), lines=True))
         return audit(
             bus,
             settings.namespace,
@@ -58,15 +63,36 @@ def report_of(settings: Settings, files: bool = False, quick: bool = False) -> A
 
 
 @contextmanager
-def progress(console: Terminal) -> Iterator[Watch]:
-    """Shows on a terminal what is being read and how far it is; elsewhere nothing."""
+def progress(console: Terminal, *, lines: bool = False) -> Iterator[Watch]:
+    """Shows on a terminal what is being read and how far it is; elsewhere, with `lines`, it prints a line at once
+    and then now and then, so that a long audit is never silent."""
     if not console.is_terminal:
-        yield lambda what, done, total: None
+        yield _lines(console) if lines else lambda what, done, total: None
         return
     columns = (TextColumn("{task.description:<28}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("looking at the topics", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
+
+
+def _lines(console: Terminal) -> Watch:
+    """Prints what is being done and how far it is, once every EVERY_S seconds at most."""
+    due = time.monotonic()
+
+    def watch(what: str, done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + EVERY_S
+            console.print(f"audit: {what}, {done:,} of {total:,}", highlight=False, soft_wrap=True)
+
+    return watch
+
+
+def cost(report: AuditReport, cpu_s: float) -> str:
+    """What an audit cost, in words: the CPU time of this process for each thousand events."""
+    events = report.records.get("events", 0)
+    each = f", {cpu_s * 1000 / events:.2f} s for a thousand events" if events else ""
+    return f"audit: {cpu_s:.1f} s of CPU for {sum(report.records.values()):,} records{each}"
 
 
 def render(report: AuditReport, width: int = WIDE) -> Group:

@@ -121,7 +121,7 @@ class Folds(Law):
         if counts != turn["emitted"]:
             self.fail("a turn counts other outputs than it gives when folded again", mark, **ids)
         name = f"{self._names[role]}/{slot}"
-        self.judge(name, again, self._again.pairs(name, turn["number"], folded.emits), ids)
+        self.judge(name, again, self._again.pairs(name, turn["number"], folded), ids)
 
     def judge(self, name: str, again: Refolded, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         """All that a turn gives and all that lies there. Raises Stop."""

@@ -16,7 +16,7 @@ from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.leaders import Leaders
 from millrace.consumers.audit.outputs import Outputs
 from millrace.consumers.audit.places import Places
-from millrace.consumers.audit.records import Records
+from millrace.consumers.audit.records import Beginnings, Records
 from millrace.consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
 from millrace.consumers.audit.scores import Scores
 from millrace.consumers.audit.settings import Settings as SettingsLaw
@@ -32,6 +32,7 @@ from millrace.infra.log.history.rows import Resolve, as_stored
 
 LAWS: tuple[type[Law], ...] = (
     Records,
+    Beginnings,
     Versions,
     Weights,
     Tiles,

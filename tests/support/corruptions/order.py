@@ -160,7 +160,16 @@ def score_of_another_version(h: History, rng: random.Random) -> Place:
     return record.place
 
 
+def beginning_taken(h: History, rng: random.Random) -> Place:
+    """The first records of a topic that retention never takes are deleted."""
+    topic = h.topic(rng.choice(["weights", "ledger", "scores", "decisions"]))
+    start = next(record.offset for record in h.bus.read(topic, 0)) + 1
+    h.bus.delete_before(topic, 0, start)
+    return Place(topic, 0, start)
+
+
 BROKEN: list[tuple[Corruption, str]] = [
+    (beginning_taken, "beginnings"),
     (version_left_out, "versions"),
     (wrong_parent, "versions"),
     (other_digest, "versions"),
