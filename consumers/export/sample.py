@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.consumers.clearance import cleared
-from millrace.dialects.dialogue import Dialogue, Unsayable, dialogue
+from millrace.dialects.dialogue import Dialogue, Unsayable, dialogue, lesson
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.requests import whole_calls
 from millrace.infra.log.history.rows import Row

@@ -20,7 +20,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from millrace.dialects.dialogue import Unsayable
+from millrace.dialects.dialogue import NO_LESSON, Unsayable, is_usable, lesson
 from millrace.dialects.rendering.base import Renderer
 from millrace.dialects.rendering.reply_tokens import TOO_LONG, Spoken, Unspoken, spoken
 from millrace.infra.engines.upstream import UNTRAINABLE

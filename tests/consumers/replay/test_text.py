@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.replay import text
 from millrace.consumers.replay.text import Texts, Writer, joined
+from millrace.dialects import dialogue
 from millrace.dialects.rendering import reply_tokens
 from millrace.dialects.rendering.choose import choose
 from millrace.dialects.rendering.reply_tokens import Spoken
