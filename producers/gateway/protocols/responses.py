@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from millrace.producers.gateway.answers import listed, mapping, text
+from millrace.producers.gateway.answers import arguments_text, listed, mapping, text
 from millrace.producers.gateway.conversation import (
     Ask,
     Forced,
@@ -367,7 +367,7 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
             return [Thinking(text(part.get("text")) or "") for part in thoughts]
         case "function_call":
             id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
-            return [ToolUse(id, name, text(item.get("arguments")) or "")]
+            return [ToolUse(id, name, arguments_text(item.get("arguments")))]
         case "custom_tool_call":
             id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
             return [ToolUse(id, name, custom_arguments(text(item.get("input")) or ""))]
