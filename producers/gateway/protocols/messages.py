@@ -36,6 +36,7 @@ from millrace.producers.gateway.protocols.base import (
 from millrace.producers.gateway.protocols.head import RequestHead
 from millrace.producers.gateway.protocols.messages_reader import MessagesReader
 from millrace.producers.gateway.protocols.messages_request import (
+    NO_THREADS,
     MessagesRequest,
     arguments_of,
     ask_of,
@@ -106,7 +107,8 @@ class Messages(Dialect):
         said = str(error)
         if error.param and not said.startswith(error.param):
             said = f"{error.param}: {said}"
-        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
+        details = {"details": {"error_code": NO_THREADS, "unsupported": []}} if error.code == NO_THREADS else {}
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said, **details}})
 
     def failed(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
