@@ -100,11 +100,16 @@ def call(given: Any) -> dict[str, Any] | None:
     function = mapping(given.get("function")) or mapping(given.get("custom"))
     if not function:
         return None
-    arguments = function.get("arguments", function.get("input"))
-    if not isinstance(arguments, str):
-        arguments = "" if arguments is None else match_keys.canonical(arguments).decode(errors="replace")
+    arguments = arguments_text(function.get("arguments", function.get("input")))
     named = {"name": text(function.get("name")) or "", "arguments": arguments}
     return {"id": text(given.get("id")) or "", "type": "function", "function": named}
+
+
+def arguments_text(arguments: Any) -> str:
+    """The arguments of a call as JSON text, also where a server writes them as the object itself."""
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else match_keys.canonical(arguments).decode(errors="replace")
 
 
 def text(given: Any) -> str | None:

@@ -49,8 +49,8 @@ class ReplyStream(ABC):
 
     @abstractmethod
     def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
-        """What the last `tokens` tokens of a choice added, which may be nothing yet: pieces of Text and Thinking,
-        whole ToolUses."""
+        """What the last `tokens` tokens of a choice added, which may be nothing yet: pieces of Text, Thinking and
+        ToolUses, the end of a ToolUse as itself."""
 
     @abstractmethod
     def end(self) -> list[StreamEvent]:

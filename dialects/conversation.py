@@ -41,6 +41,14 @@ class ToolUse(msgspec.Struct, frozen=True, gc=False):
     arguments: str
 
 
+class ToolUsePiece(msgspec.Struct, frozen=True, gc=False):
+    """More of the arguments of a call that is being made; the ToolUse of the same id is its end."""
+
+    id: str
+    name: str
+    arguments: str
+
+
 class ToolResult(msgspec.Struct, frozen=True, gc=False):
     """What a tool answered to the call with the id `call`, which may be missing. `name`: the tool's, where said."""
 
@@ -75,7 +83,7 @@ class ModelRefusal(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-Part: TypeAlias = Text | Thinking | ToolUse | ToolResult | Media | ModelRefusal
+Part: TypeAlias = Text | Thinking | ToolUse | ToolUsePiece | ToolResult | Media | ModelRefusal
 
 
 class Turn(msgspec.Struct, frozen=True):

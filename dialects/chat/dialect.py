@@ -12,7 +12,7 @@ from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.chat.reader import ChatReader
 from millrace.dialects.chat.request import ask_of, parse_any, parse_chat
 from millrace.dialects.common import DONE, usage_of
-from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse
+from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
@@ -64,6 +64,8 @@ class ChatStream(ReplyStream):
         self._call = call
         self._made: dict[int, int] = {}
         """tool calls by choice; a choice that has begun is in it"""
+        self._open: dict[int, tuple[str, int]] = {}
+        """by choice: the id of its last call, and how much of its arguments is said"""
         self._head = orjson.dumps({**_head(call, "chat.completion.chunk"), "choices": []})[:-2]
         """of every chunk, up to what its choices hold"""
 
@@ -75,11 +77,11 @@ class ChatStream(ReplyStream):
         end = len(choice.ids)
         logprobs = _logprobs(self._call, choice, end - tokens, end) if tokens else None
         for part in parts:
+            content: dict[str, Any] | None
             match part:
-                case ToolUse():
-                    made = self._made[choice.index]
-                    self._made[choice.index] += 1
-                    content: dict[str, Any] = {"tool_calls": [{"index": made, **choice.calls[made]}]}
+                case ToolUsePiece() | ToolUse():
+                    if (content := self._call_delta(choice, part)) is None:
+                        continue
                 case Thinking():
                     content = {"reasoning_content": part.text}
                 case Text():
@@ -91,6 +93,21 @@ class ChatStream(ReplyStream):
         if logprobs is not None:
             out.append(self._event(choice, {}, logprobs=logprobs))
         return out
+
+    def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> dict[str, Any] | None:
+        """What a part adds to the calls of a choice, None where all of it is said."""
+        id, size = self._open.get(choice.index, ("", 0))
+        goes_on = id == part.id
+        if not goes_on:
+            self._made[choice.index] += 1
+            size = 0
+        piece = part.arguments[size:] if isinstance(part, ToolUse) else part.arguments
+        self._open[choice.index] = (part.id, size + len(piece))
+        function = {"arguments": piece} if goes_on else {"name": part.name, "arguments": piece}
+        head = {} if goes_on else {"id": part.id, "type": "function"}
+        if goes_on and not piece:
+            return None
+        return {"tool_calls": [{"index": self._made[choice.index] - 1, **head, "function": function}]}
 
     def end(self) -> list[StreamEvent]:
         call = self._call

@@ -15,10 +15,11 @@ import orjson
 from millrace.dialects import shape
 from millrace.dialects.answers import listed, mapping, text
 from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent
-from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, Turn, messages_of
+from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece, Turn, messages_of
 from millrace.dialects.errors import ApiError
 from millrace.dialects.messages.reader import MessagesReader
 from millrace.dialects.messages.request import (
+    NO_THREADS,
     MessagesRequest,
     arguments_of,
     ask_of,
@@ -91,7 +92,8 @@ class Messages(Dialect):
         said = str(error)
         if error.param and not said.startswith(error.param):
             said = f"{error.param}: {said}"
-        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said}})
+        details = {"details": {"error_code": NO_THREADS, "unsupported": []}} if error.code == NO_THREADS else {}
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said, **details}})
 
     def failed(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
@@ -119,7 +121,11 @@ class MessagesStream(ReplyStream):
         self._shown = _shows(call)
         self._begun = False
         self._index = -1
-        self._open: type[Text] | type[Thinking] | None = None
+        self._open: type[Text] | type[Thinking] | type[ToolUse] | None = None
+        self._use = ""
+        """the id of the call that is open"""
+        self._size = 0
+        """how much of its arguments is said"""
         self._thoughts: list[str] = []
 
     def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
@@ -133,11 +139,15 @@ class MessagesStream(ReplyStream):
                     self._into(Thinking, {"type": "thinking", "thinking": "", "signature": ""}, out)
                     self._thoughts.append(part.text)
                     self._delta({"type": "thinking_delta", "thinking": part.text}, out)
+                case ToolUsePiece():
+                    self._use_begins(part, out)
+                    self._delta({"type": "input_json_delta", "partial_json": part.arguments}, out)
+                    self._size += len(part.arguments)
                 case ToolUse():
+                    self._use_begins(part, out)
+                    if piece := part.arguments[self._size :] if self._size else _input(part).decode():
+                        self._delta({"type": "input_json_delta", "partial_json": piece}, out)
                     self._close(out)
-                    self._begin({"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, out)
-                    self._delta({"type": "input_json_delta", "partial_json": _input(part).decode()}, out)
-                    out.append(_event("content_block_stop", index=self._index))
         return out
 
     def end(self) -> list[StreamEvent]:
@@ -156,6 +166,12 @@ class MessagesStream(ReplyStream):
         usage = {**_usage(self._call), "output_tokens": 0}
         head = {**_head(self._call), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [_event("message_start", message=head)]
+
+    def _use_begins(self, part: ToolUse | ToolUsePiece, out: list[StreamEvent]) -> None:
+        if self._use != part.id:
+            self._close(out)
+            self._begin({"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, out)
+            self._open, self._use, self._size = ToolUse, part.id, 0
 
     def _into(self, kind: type[Text] | type[Thinking], block: dict[str, Any], out: list[StreamEvent]) -> None:
         if self._open is not kind:
@@ -176,7 +192,7 @@ class MessagesStream(ReplyStream):
             self._thoughts.clear()
         if self._open is not None:
             out.append(_event("content_block_stop", index=self._index))
-        self._open = None
+        self._open, self._use = None, ""
 
 
 def _event(kind: str, **fields: Any) -> StreamEvent:

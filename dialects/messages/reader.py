@@ -6,12 +6,13 @@ is cut off, and so no JSON, stays text."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from millrace.dialects import shape
-from millrace.dialects.answers import WholeAnswer, mapping, name, number, text
+from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, single
 from millrace.infra.engines.base import ABORT
@@ -49,14 +50,23 @@ class MessagesReader(DialectReader):
         return AssembledMessages()
 
 
+@dataclass(slots=True)
+class BlockParts:
+    """A block as it began, and the pieces that came for each of its fields."""
+
+    index: int
+    block: dict[str, Any]
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+
+
 class AssembledMessages(ReplyEvents):
     """A stream of named events."""
 
     def __init__(self) -> None:
         super().__init__()
         self._head: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, dict[str, list[str]]] = {}
+        self._blocks: list[BlockParts] = []
+        self._open: dict[int, BlockParts] = {}
         self._end: dict[str, Any] = {}
 
     def take(self, event: dict[str, Any]) -> bool:
@@ -84,28 +94,34 @@ class AssembledMessages(ReplyEvents):
     def _begin(self, index: Any, block: Any) -> bool:
         if not isinstance(index, int) or not isinstance(block, dict):
             return False
-        if index not in self._blocks and len(self._blocks) >= bounds.PARTS:
+        former = self._open.get(index)
+        if former is not None and former.block == block and not former.pieces:
+            return True  # the same one, said once more
+        if len(self._blocks) >= bounds.PARTS:
             return False
-        self._blocks[index], self._pieces[index] = block, {}
+        self._open[index] = BlockParts(index, block)
+        self._blocks.append(self._open[index])
         return True
 
     def _piece(self, index: Any, delta: Mapping[str, Any]) -> bool:
         kind = delta.get("type")
         if kind == SILENT:
             return True
-        field = PIECES.get(kind, "") if isinstance(kind, str) else ""
-        piece = delta.get(field)
-        if not isinstance(index, int) or index not in self._pieces or not isinstance(piece, str):
+        part = PIECES.get(kind, "") if isinstance(kind, str) else ""
+        piece = delta.get(part)
+        if part == INPUT and isinstance(piece, dict):
+            piece = arguments_text(piece)
+        if not isinstance(index, int) or index not in self._open or not isinstance(piece, str):
             return False
-        self._pieces[index].setdefault(field, []).append(piece)
+        self._open[index].pieces.setdefault(part, []).append(piece)
         return True
 
     def response(self) -> dict[str, Any]:
         if not self._head and self.finish is None:
             return {}  # no event of a message came
         room, content = bounds.VALUES, list[dict[str, Any]]()
-        for index, block in sorted(self._blocks.items()):
-            said = {field: "".join(pieces) for field, pieces in self._pieces[index].items()}
+        for parts in sorted(self._blocks, key=lambda parts: parts.index):
+            block, said = parts.block, {part: "".join(pieces) for part, pieces in parts.pieces.items()}
             room -= sum(said.get(INPUT, "").count(mark) for mark in ",:{[") + 1
             content.append(_whole(block, said, room >= 0))
         reason = self.finish or self._end.get("stop_reason")
@@ -118,8 +134,8 @@ def _whole(block: dict[str, Any], said: dict[str, str], room: bool) -> dict[str,
     out = dict(block)
     if written := said.pop(INPUT, ""):
         out["input"] = _input(written) if room else written
-    for field, piece in said.items():
-        out[field] = (text(block.get(field)) or "") + piece
+    for part, piece in said.items():
+        out[part] = (text(block.get(part)) or "") + piece
     return out
 
 

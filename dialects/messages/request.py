@@ -49,6 +49,8 @@ BILLING = "x-anthropic-billing-header:"
 """begins a block of Claude Code's system text that is meant for the API and changes with each of its versions"""
 HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")
 """how the kinds of tools begin that Anthropic runs itself: no model of ours is shown one"""
+NO_THREADS = "thread_unsupported_request"
+"""the code by which Anthropic's clients go on without threads"""
 SHOWN = ("enabled", "adaptive", "between_tools")
 
 
@@ -136,6 +138,10 @@ def parse_any(body: bytes) -> AnyMessages:
 
 def ask_of(request: CountRequest) -> Ask:
     """What a request asks. Raises ApiError 400 for what is not served."""
+    if isinstance(request, MessagesRequest) and request.thread:
+        # Before anything else: by this code clients send the whole conversation instead.
+        said = "thread: is not supported: send the full conversation without it"
+        raise bad_request(said, param="thread", code=NO_THREADS)
     ask = Ask(
         model=request.model,
         turns=turns_of(request),
@@ -193,7 +199,7 @@ def _check(request: CountRequest) -> None:
 
 def _check_more(request: MessagesRequest) -> None:
     check_stops(request.stop_sequences or (), "stop_sequences")
-    for param in ("container", "compaction", "fallbacks", "thread"):
+    for param in ("container", "compaction", "fallbacks"):
         if getattr(request, param):
             raise unsupported(param, "is not supported")
 

@@ -5,13 +5,36 @@ Invariant: memory is bounded by the bounds on choices and tool calls too, whatev
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.dialects.answers import content, listed, mapping, number, text, thinking
+import orjson
+
+from millrace.dialects import shape
+from millrace.dialects.answers import arguments_text, content, listed, mapping, number, text, thinking
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.pieces import Pieces
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
+
+
+@dataclass(slots=True)
+class CallParts:
+    """One tool call while its pieces arrive. `index`: where the server says that it stands among the calls."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    def is_whole(self) -> bool:
+        """Whether its arguments came as one object in one piece, so that no piece more could belong to them."""
+        if len(self.arguments) != 1 or shape.unwieldy(self.arguments[0]):
+            return False
+        try:
+            return isinstance(orjson.loads(self.arguments[0]), dict)
+        except orjson.JSONDecodeError:
+            return False
 
 
 class ChoiceParts:
@@ -19,9 +42,11 @@ class ChoiceParts:
 
     def __init__(self) -> None:
         self.fields = Pieces()
-        self.calls: dict[int, dict[str, Any]] = {}
-        self.last = 0
-        """the highest index of a call"""
+        self.calls: list[CallParts] = []
+        """in the order in which they began"""
+        self._open: dict[int | None, CallParts] = {}
+        """the last call of each index, and of all"""
+        self._by_id: dict[tuple[int | None, str], CallParts] = {}
         self.finish: str | None = None
 
     def take(self, delta: Mapping[str, Any]) -> bool:
@@ -42,19 +67,23 @@ class ChoiceParts:
     def _call(self, given: Any) -> bool:
         given = mapping(given)
         function = mapping(given.get("function")) or mapping(given.get("custom"))
-        at = given.get("index")
-        if not isinstance(at, int):  # without an index an id begins a call, and what has none goes on with the last
-            at = len(self.calls) if text(given.get("id")) or not self.calls else self.last
-        call = self.calls.get(at)
-        if call is None:
+        index = at if isinstance(at := given.get("index"), int) else None
+        id, name = text(given.get("id")) or "", text(function.get("name")) or ""
+        arguments = function.get("arguments", function.get("input"))
+        call = self._by_id.get((index, id)) or self._open.get(index)
+        if call is None or _begins(call, id, name, arguments, placed=index is not None):
             if len(self.calls) >= bounds.CALLS:
                 return False
-            call = self.calls[at] = {"id": "", "name": "", "arguments": []}
-            self.last = at if len(self.calls) == 1 else max(self.last, at)
-        call["id"] = text(given.get("id")) or call["id"]
-        call["name"] = text(function.get("name")) or call["name"]
-        if piece := text(function.get("arguments")) or text(function.get("input")):
-            call["arguments"].append(piece)
+            call = CallParts(self.calls[-1].index if index is None and self.calls else index or 0)
+            self.calls.append(call)
+        self._open[index] = self._open[None] = call
+        if id:
+            self._by_id[index, id] = call
+        call.id, call.name = id or call.id, name or call.name
+        if isinstance(arguments, dict | list):  # all of them at once, however often they are said
+            call.arguments = [arguments_text(arguments)]
+        elif piece := text(arguments):
+            call.arguments.append(piece)
         return True
 
     def message(self) -> dict[str, Any]:
@@ -63,13 +92,26 @@ class ChoiceParts:
         if self.calls:
             out["tool_calls"] = [
                 {
-                    "id": call["id"],
+                    "id": call.id,
                     "type": "function",
-                    "function": {"name": call["name"], "arguments": "".join(call["arguments"])},
+                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
                 }
-                for _, call in sorted(self.calls.items())
+                for call in sorted(self.calls, key=lambda call: call.index)
             ]
         return out
+
+
+def _begins(call: CallParts, id: str, name: str, arguments: Any, *, placed: bool) -> bool:
+    """Whether a piece of these values begins another call than the last one of its index, or of all where it is not
+    `placed` at an index."""
+    if id and id == call.id:
+        return False
+    if id and not placed:
+        return True
+    if id and call.id:
+        return bool(name)  # some servers give each piece of a call an id of its own, and none but the first a name
+    said = arguments not in (None, "")
+    return bool(name and call.name and said) and (call.is_whole() or (name != call.name and not placed))
 
 
 def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,11 +60,13 @@ class FormMarks(NamedTuple):
 
 
 class ReplyDelta(NamedTuple):
-    """What new tokens added to the reply: text, reasoning text, or one whole tool call."""
+    """What new tokens added to the reply: text, reasoning text, or one whole tool call. `draft`: more of the arguments
+    of the call that comes next, which begins with them; where the model breaks it off, text comes in its place."""
 
     content: str = ""
     reasoning: str = ""
     call: ToolCall | None = None
+    draft: ToolCall | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class ParsedReply:
     def take(self, deltas: list[ReplyDelta]) -> list[ReplyDelta]:
         """Note what was said; returns it."""
         for delta in deltas:
+            if delta.draft is not None:
+                continue
             if delta.call is not None:
                 self.calls.append(delta.call)
             elif delta.reasoning:
@@ -100,7 +104,7 @@ class Parser(ABC):
 
     def whole(self, ids: Sequence[int]) -> list[ReplyDelta]:
         """`feed` and `finish` of a reply that came all at once."""
-        return [*self.feed(ids), *self.finish()]
+        return [delta for delta in [*self.feed(ids), *self.finish()] if delta.draft is None]
 
     @property
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from millrace.dialects.answers import listed, mapping, text
+from millrace.dialects.answers import arguments_text, listed, mapping, text
 from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent, WholeRequest
 from millrace.dialects.conversation import (
     Ask,
@@ -21,6 +21,7 @@ from millrace.dialects.conversation import (
     Text,
     Thinking,
     ToolUse,
+    ToolUsePiece,
     Turn,
     messages_of,
     unsupported,
@@ -170,6 +171,12 @@ class ResponsesStream(ReplyStream):
         self._output: list[Item] = []
         """items that are at their end"""
         self._open: type[Text] | type[Thinking] | None = None
+        self._use: Item | None = None
+        """the call that is open"""
+        self._size = 0
+        """how much of its arguments is said"""
+        self._broken = 0
+        """calls that the model broke off"""
         self._said: list[str] = []
         """what the open item says"""
 
@@ -181,9 +188,14 @@ class ResponsesStream(ReplyStream):
                     self._into(type(part), out)
                     self._said.append(part.text)
                     self._delta(part, out)
+                case ToolUsePiece():
+                    self._call_begins(part, out)
+                    self._call_delta(part.arguments, out)
                 case ToolUse():
-                    self._close("completed", out)
-                    self._call_whole(part, out)
+                    self._call_begins(part, out)
+                    if len(part.arguments) > self._size or not self._size:
+                        self._call_delta(part.arguments[self._size :], out)
+                    self._call_ends(part.arguments, out)
         return out
 
     def end(self) -> list[StreamEvent]:
@@ -211,7 +223,7 @@ class ResponsesStream(ReplyStream):
 
     def _of_item(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
         """An event of the item that is open, or about to be."""
-        self._event(f"response.{kind}", out, output_index=len(self._output), **fields)
+        self._event(f"response.{kind}", out, output_index=len(self._output) + self._broken, **fields)
 
     def _into(self, kind: type[Text] | type[Thinking], out: list[StreamEvent]) -> None:
         if self._open is kind:
@@ -236,6 +248,8 @@ class ResponsesStream(ReplyStream):
             self._of_item("reasoning_summary_text.delta", out, item_id=id, summary_index=0, delta=part.text)
 
     def _close(self, status: str, out: list[StreamEvent]) -> None:
+        if self._use is not None:
+            self._call_breaks(out)
         if self._open is None:
             return
         part = self._open("".join(self._said))
@@ -253,15 +267,36 @@ class ResponsesStream(ReplyStream):
         self._open = None
         self._said.clear()
 
-    def _call_whole(self, part: ToolUse, out: list[StreamEvent]) -> None:
-        item = _item(self._call, len(self._output), part, "completed")
-        begun = {**item, "arguments": "", "status": "in_progress"}
-        self._of_item("output_item.added", out, item=begun)
-        self._of_item("function_call_arguments.delta", out, item_id=item["id"], delta=part.arguments)
-        done = {"item_id": item["id"], "name": item["name"], "arguments": part.arguments}
+    def _call_begins(self, part: ToolUse | ToolUsePiece, out: list[StreamEvent]) -> None:
+        if self._use is not None and self._use["call_id"] == part.id:
+            return
+        self._close("completed", out)
+        item = _item(self._call, len(self._output), ToolUse(part.id, part.name, ""), "in_progress")
+        self._use, self._size = {**item, "status": "in_progress"}, 0
+        self._of_item("output_item.added", out, item=self._use)
+
+    def _call_delta(self, piece: str, out: list[StreamEvent]) -> None:
+        assert self._use is not None
+        self._of_item("function_call_arguments.delta", out, item_id=self._use["id"], delta=piece)
+        self._said.append(piece)
+        self._size += len(piece)
+
+    def _call_ends(self, arguments: str, out: list[StreamEvent]) -> None:
+        assert self._use is not None
+        item, self._use = {**self._use, "arguments": arguments, "status": "completed"}, None
+        done = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
         self._of_item("function_call_arguments.done", out, **done)
         self._of_item("output_item.done", out, item=item)
         self._output.append(item)
+        self._said.clear()
+
+    def _call_breaks(self, out: list[StreamEvent]) -> None:
+        """The model broke a call off, which is text in the whole reply: it is no item of that."""
+        assert self._use is not None
+        item, self._use = {**self._use, "arguments": "".join(self._said), "status": "incomplete"}, None
+        self._of_item("output_item.done", out, item=item)
+        self._broken += 1
+        self._said.clear()
 
 
 def _status(choice: WritableChoice) -> str:
@@ -356,7 +391,7 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
             return [Thinking(text(part.get("text")) or "") for part in thoughts]
         case "function_call":
             id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
-            return [ToolUse(id, name, text(item.get("arguments")) or "")]
+            return [ToolUse(id, name, arguments_text(item.get("arguments")))]
         case "custom_tool_call":
             id, name = text(item.get("call_id")) or "", full_name(item, text(item.get("name")) or "")
             return [ToolUse(id, name, custom_arguments(text(item.get("input")) or ""))]

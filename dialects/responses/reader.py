@@ -6,9 +6,10 @@ items that came, the last ones as far as they came."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.dialects.answers import WholeAnswer, listed, mapping, name, number, text
+from millrace.dialects.answers import WholeAnswer, arguments_text, listed, mapping, name, number, text
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
 from millrace.dialects.recall import Recall
@@ -66,14 +67,23 @@ def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
             return None
 
 
+@dataclass(slots=True)
+class ItemParts:
+    """An item as it was said last, and the pieces that came for each of its fields since."""
+
+    index: int
+    item: dict[str, Any]
+    pieces: dict[str, list[str]] = field(default_factory=dict)
+
+
 class AssembledResponses(ReplyEvents):
     """A stream of named events."""
 
     def __init__(self) -> None:
         super().__init__()
         self._response: dict[str, Any] = {}
-        self._items: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[int, dict[str, list[str]]] = {}
+        self._items: list[ItemParts] = []
+        self._open: dict[int, ItemParts] = {}
 
     def take(self, event: dict[str, Any]) -> bool:
         kind, index = event.get("type"), event.get("output_index")
@@ -84,22 +94,35 @@ class AssembledResponses(ReplyEvents):
             item = event.get("item")
             if not isinstance(index, int) or not isinstance(item, dict):
                 return False
-            if index not in self._items and len(self._items) >= bounds.PARTS:
-                return False
-            self._items[index], self._pieces[index] = item, {}
+            return self._place(index, item)
         elif isinstance(kind, str) and kind.endswith(DELTA):
-            field, piece = PIECES.get(kind), event.get("delta")
-            if not isinstance(index, int) or index not in self._pieces:
+            part, piece = PIECES.get(kind), event.get("delta")
+            if part == "arguments" and isinstance(piece, dict):
+                piece = arguments_text(piece)
+            if not isinstance(index, int) or index not in self._open:
                 return False
-            if field is None or not isinstance(piece, str):
+            if part is None or not isinstance(piece, str):
                 return False
-            self._pieces[index].setdefault(field, []).append(piece)
+            self._open[index].pieces.setdefault(part, []).append(piece)
+        return True
+
+    def _place(self, index: int, item: dict[str, Any]) -> bool:
+        """An item, which is the one of its index unless both are calls, and two of them."""
+        former = self._open.get(index)
+        ids = {text(one.get("call_id")) for one in (item, *([former.item] if former else ()))}
+        if former is not None and (None in ids or len(ids) == 1):
+            former.item, former.pieces = item, {}
+            return True
+        if len(self._items) >= bounds.PARTS:
+            return False
+        self._open[index] = ItemParts(index, item)
+        self._items.append(self._open[index])
         return True
 
     def response(self) -> dict[str, Any]:
         if not self._response and self.finish is None:
             return {}  # no event of a response came
-        items = [_whole(item, self._pieces[index]) for index, item in sorted(self._items.items())]
+        items = [_whole(one.item, one.pieces) for one in sorted(self._items, key=lambda one: one.index)]
         output = listed(self._response.get("output")) or items
         status = "incomplete" if self.finish == ABORT else self._response.get("status")
         return {**self._response, "object": "response", "status": status, "output": output}
@@ -108,8 +131,8 @@ class AssembledResponses(ReplyEvents):
 def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, Any]:
     """An item that was not whole, with the pieces that came for it."""
     out = dict(item)
-    for field, said in ((field, "".join(found)) for field, found in pieces.items()):
-        match field:
+    for part, said in ((part, "".join(texts)) for part, texts in pieces.items()):
+        match part:
             case "text":
                 _add(out, "content", {"type": "output_text", "text": said, "annotations": []})
             case "refusal":
@@ -119,9 +142,9 @@ def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, A
             case "thought":
                 _add(out, "content", {"type": "reasoning_text", "text": said})
             case _:
-                out[field] = (text(item.get(field)) or "") + said
+                out[part] = (text(item.get(part)) or "") + said
     return out
 
 
-def _add(item: dict[str, Any], field: str, part: dict[str, Any]) -> None:
-    item[field] = [*listed(item.get(field)), part]
+def _add(item: dict[str, Any], name: str, part: dict[str, Any]) -> None:
+    item[name] = [*listed(item.get(name)), part]

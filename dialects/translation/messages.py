@@ -9,7 +9,7 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.all import MESSAGES, reader
-from millrace.dialects.answers import WholeAnswer, mapping, name, number, text
+from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
 from millrace.dialects.conversation import (
     Ask,
     Forced,
@@ -130,14 +130,14 @@ class MessagesListener(ReplyListener):
                 self._heard.append(Text(said))
             case "thinking_delta" if thoughts := text(delta.get("thinking")):
                 self._heard.append(Thinking(thoughts))
-            case "input_json_delta" if piece := text(delta.get("partial_json")):
+            case "input_json_delta" if piece := arguments_text(delta.get("partial_json")):
                 self._input.append(piece)
 
     def _stop(self) -> None:
         if self._use is None:
             return
         given = self._use.get("input")
-        arguments = "".join(self._input) or orjson.dumps(mapping(given)).decode()
+        arguments = "".join(self._input) or arguments_text(given) or "{}"
         self._heard.append(ToolUse(text(self._use.get("id")) or "", text(self._use.get("name")) or "", arguments))
         self._use = None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.dialects.all import RESPONSES, reader
-from millrace.dialects.answers import WholeAnswer, mapping, name, text
+from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, text
 from millrace.dialects.conversation import (
     Ask,
     Forced,
@@ -83,8 +83,8 @@ class ResponsesListener(ReplyListener):
         elif kind == "response.output_item.done":
             item = mapping(event.get("item"))
             if item.get("type") == "function_call":
-                id, called, given = (text(item.get(field)) or "" for field in ("call_id", "name", "arguments"))
-                self._heard.append(ToolUse(id, called, given or "{}"))
+                id, called = (text(item.get(field)) or "" for field in ("call_id", "name"))
+                self._heard.append(ToolUse(id, called, arguments_text(item.get("arguments")) or "{}"))
         elif kind == "response.created":
             self.told.id = name(mapping(event.get("response")).get("id")) or ""
         elif kind in ENDS:

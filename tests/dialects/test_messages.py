@@ -11,8 +11,11 @@ from typing import Any
 
 import anthropic
 import openai
+import orjson
 import pytest
 
+from millrace.dialects.all import MESSAGES
+from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.upstream import TextUpstream
@@ -337,3 +340,13 @@ async def test_what_went_into_a_session_is_in_its_tokens(w: World) -> None:
     assert unpack(call["prompt_ids"]).tolist() == w.engine.asked[0].prompt
     assert unpack(call["output_ids"]).tolist() == w.engine.asked[0].ids[0]
     assert call["response_id"].startswith("msg_")
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_a_thread_is_refused_in_the_words_by_which_clients_go_on_without(thread: dict[str, Any]) -> None:
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "thread": thread}
+    with pytest.raises(ApiError) as refused:
+        MESSAGES.parse(orjson.dumps(body))
+    error = orjson.loads(MESSAGES.error(refused.value))["error"]
+    assert (refused.value.status, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": []}

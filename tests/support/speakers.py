@@ -141,9 +141,12 @@ class ChatSpeaker(Speaker):
                 if "reasoning_content" in delta:
                     message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
                 for call in delta.get("tool_calls", ()):
-                    calls = message.setdefault("tool_calls", [])
-                    assert call.pop("index") == len(calls)
-                    calls.append(call)
+                    calls, at = message.setdefault("tool_calls", []), call.pop("index")
+                    if at == len(calls):
+                        calls.append(call)
+                    else:
+                        assert at == len(calls) - 1, "the pieces of a call come one behind the other"
+                        calls[at]["function"]["arguments"] += call["function"]["arguments"]
                 end = choice.finish_reason or end
         return self._said(id, message, end, usage)
 

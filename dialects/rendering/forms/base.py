@@ -6,6 +6,7 @@ the text that it is; arguments are JSON text of an object, as sampled where the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -42,6 +43,84 @@ class Form:
     think: tuple[str, str] = ("<think>", "</think>")
     head: str = ""
     channels: bool = False
+    named: re.Pattern[str] | None = None
+    """how a block begins, up to the object that is the arguments of its first call, whose name is the group: these are
+    told as they are sampled"""
+
+
+SIGNS = re.compile(r'["{}]')
+QUOTED = re.compile(r'["\\]')
+HEAD_CHARS = 2 * bounds.NAME_BYTES
+"""characters within which a block names its call, else its arguments are told when they are whole"""
+
+
+class ArgumentsDraft:
+    """The arguments of a call while they are sampled: the text from a brace to the one that closes it, and nothing
+    else. Reads a block that begins as `head`; without one, arguments alone of the function `name`."""
+
+    def __init__(self, head: re.Pattern[str] | None, name: str = "") -> None:
+        self.name = name
+        self._head = head
+        self._rest = ""
+        self._depth = 0
+        self._quoted = self._escaped = self._done = False
+
+    def add(self, piece: str) -> str:
+        """What more text of the block adds to the arguments."""
+        if self._done or not piece:
+            return ""
+        if not self._depth:
+            return self._begin(piece)
+        return piece[: self._end(piece)]
+
+    def _begin(self, piece: str) -> str:
+        self._rest += piece
+        if self._head is not None:
+            found = self._head.match(self._rest)
+            text = self._rest[found.end() :] if found else ""
+            name = found.group(1) if found else ""
+        else:
+            text, name = self._rest.lstrip(), self.name
+        opening = text[1:].lstrip()
+        if not text.startswith("{") or not opening:
+            self._done = len(self._rest) > HEAD_CHARS
+            return ""
+        if opening[0] not in '"}' or not 0 < len(name.encode(errors="replace")) <= bounds.NAME_BYTES:
+            self._done = True  # no sound call begins so
+            return ""
+        self.name, self._rest = name, ""
+        return text[: self._end(text)]
+
+    def _end(self, text: str) -> int:
+        """How many characters of the text belong to the arguments."""
+        at = 0
+        while at < len(text):
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (QUOTED if self._quoted else SIGNS).search(text, at)
+            if found is None:
+                break
+            at = found.end()
+            match found.group():
+                case "\\":
+                    self._escaped = True
+                case '"':
+                    self._quoted = not self._quoted
+                case "{":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if not self._depth:
+                        self._done = True
+                        return at
+        return len(text)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments came to their end."""
+        return self._done and bool(self.name)
 
 
 def schemas_of(tools: Tools) -> Schemas:

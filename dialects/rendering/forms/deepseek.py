@@ -9,6 +9,7 @@ from millrace.dialects.rendering.forms.base import Form, Schemas, call
 
 # Atomic groups: a reply that repeats a mark without end is read in time that grows with its length alone.
 CALL = re.compile(r"\s*<｜tool▁call▁begin｜>(?>(.*?)<｜tool▁sep｜>)(?>(.*?)<｜tool▁call▁end｜>)", re.DOTALL)
+NAMED = re.compile(r"\s*<｜tool▁call▁begin｜>\s*([^<\s]+)\s*<｜tool▁sep｜>\s*(?=\{)")
 FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
@@ -32,4 +33,5 @@ DEEPSEEK = Form(
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
     tokens=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    named=NAMED,
 )

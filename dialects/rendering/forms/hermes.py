@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from millrace.dialects.rendering.base import ToolCall
-from millrace.dialects.rendering.forms.base import Form, Schemas, named
+from millrace.dialects.rendering.forms.base import ArgumentsDraft, Form, Schemas, named
+
+NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 def read(text: str, schemas: Schemas) -> list[ToolCall]:
@@ -15,7 +18,16 @@ def read(text: str, schemas: Schemas) -> list[ToolCall]:
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError("a call is an object")
+    if (sampled := as_sampled(text)) is not None:
+        return [sampled]
     return [named(found.get("name"), arguments_of(text, found.get("arguments", {})))]
+
+
+def as_sampled(text: str) -> ToolCall | None:
+    """The call of a JSON text as it is told while it is sampled; None for one that is told when it is whole."""
+    draft = ArgumentsDraft(NAMED)
+    arguments = draft.add(text)
+    return named(draft.name, arguments) if draft.is_whole else None
 
 
 def arguments_of(text: str, arguments: Any) -> str:
@@ -34,4 +46,4 @@ def arguments_of(text: str, arguments: Any) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-HERMES = Form("hermes", read, "<tool_call>", "</tool_call>")
+HERMES = Form("hermes", read, "<tool_call>", "</tool_call>", named=NAMED)

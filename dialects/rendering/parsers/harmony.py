@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
-from millrace.dialects.rendering.base import ParsedReply, Parser, ReplyDelta
-from millrace.dialects.rendering.forms.base import call
+from millrace.dialects.rendering.base import ParsedReply, Parser, ReplyDelta, ToolCall
+from millrace.dialects.rendering.forms.base import ArgumentsDraft, call
 from millrace.dialects.rendering.forms.harmony import CALL, CHANNEL, END, MESSAGE, START
 from millrace.dialects.rendering.parsers.stops import StopCutter
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
@@ -53,6 +53,10 @@ class HarmonyParser(Parser):
         self._ids: list[int] = []
         self._said = 0
         self._stream = DecodeStream(skip_special_tokens=True)
+        self._draft: ArgumentsDraft | None = None
+        """the call that is being sampled"""
+        self._pieces: list[str] = []
+        """what is sampled of it, and not looked at yet"""
         self._reply = ParsedReply()
         opening = list(prompt[-OPENING:])
         last = max((at for at, id in enumerate(opening) if id == self._start), default=len(opening))
@@ -73,6 +77,10 @@ class HarmonyParser(Parser):
                 self._state = DONE
                 break
             self._token(id, out)
+        if self._state is ASKED and self._draft is not None:
+            arguments, self._pieces = self._draft.add("".join(self._pieces)), []
+            if arguments:
+                out.append(ReplyDelta(draft=ToolCall(self._draft.name, arguments)))
         return self._reply.take(out)
 
     def finish(self) -> list[ReplyDelta]:
@@ -92,8 +100,11 @@ class HarmonyParser(Parser):
             self._header.append(id)
         elif self._state is not BETWEEN:
             self._ids.append(id)
-            if self._state is not ASKED:
-                self._say(self._stream.step(self._tokenizer.core, id) or "", out)
+            piece = self._stream.step(self._tokenizer.core, id) or ""
+            if self._state is ASKED:
+                self._pieces.append(piece)
+            else:
+                self._say(piece, out)
 
     def _begin(self, out: list[ReplyDelta]) -> None:
         """A header is whole: its message begins."""
@@ -102,6 +113,8 @@ class HarmonyParser(Parser):
         self._ids, self._said, self._stream = [], 0, DecodeStream(skip_special_tokens=True)
         if to is not None:
             self._state = ASKED
+            self._stream = DecodeStream(skip_special_tokens=False)
+            self._draft, self._pieces = self._called(to.group(1), out), []
         elif channel.startswith("analysis"):
             self._state = THOUGHT
             if self._reply.reasoning or any(delta.reasoning for delta in out):
@@ -110,6 +123,13 @@ class HarmonyParser(Parser):
             self._state = TEXT
             if self._reply.content or any(delta.content for delta in out):
                 out.append(ReplyDelta(content=self._stops.feed("\n\n")))
+
+    def _called(self, name: str, out: list[ReplyDelta]) -> ArgumentsDraft | None:
+        """The call of a function that begins; None where it is none."""
+        told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+        if not self._tools or not name.startswith(FUNCTIONS) or told >= bounds.CALLS:
+            return None
+        return ArgumentsDraft(None, name.removeprefix(FUNCTIONS))
 
     def _say(self, piece: str, out: list[ReplyDelta]) -> None:
         self._said += len(piece)
@@ -133,12 +153,11 @@ class HarmonyParser(Parser):
     def _asked(self, out: list[ReplyDelta]) -> None:
         header, body = self._tokenizer.decode(self._header), self._tokenizer.decode(self._ids)
         to = TO.search(header)
-        name = to.group(1) if to is not None else ""
-        told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+        begun = self._called(to.group(1) if to is not None else "", out)
         try:
-            if not self._tools or not name.startswith(FUNCTIONS) or told >= bounds.CALLS:
+            if begun is None:
                 raise ValueError("it is no call of a function")
-            out.append(ReplyDelta(call=call(name.removeprefix(FUNCTIONS), body.strip() or "{}")))
+            out.append(ReplyDelta(call=call(begun.name, body.strip() or "{}")))
         except (ValueError, RecursionError):
             text = self._stops.feed(self._tokenizer.decode([*self._header[self._given :], self._message, *self._ids]))
             if text:

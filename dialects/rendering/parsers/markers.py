@@ -19,8 +19,8 @@ from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.decoders import DecodeStream
 
 from millrace.dialects.rendering.base import FormMarks, ParsedReply, Parser, ReplyDelta, ToolCall
-from millrace.dialects.rendering.forms.base import Form, Schemas, named
-from millrace.dialects.rendering.forms.hermes import HERMES, arguments_of
+from millrace.dialects.rendering.forms.base import ArgumentsDraft, Form, Schemas, named
+from millrace.dialects.rendering.forms.hermes import HERMES, arguments_of, as_sampled
 from millrace.dialects.rendering.parsers.stops import StopCutter
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
@@ -101,6 +101,10 @@ class MarkedParser(Parser):
         self._marked = thinking
         self._turning = {markers.call, markers.think}
         """ids that may end a stretch of text"""
+        self._call: ArgumentsDraft | None = None
+        """the call that is being sampled"""
+        self._drafted = 0
+        """tokens of it that were looked at"""
         self._reply = ParsedReply()
 
     @property
@@ -126,6 +130,8 @@ class MarkedParser(Parser):
             self._all.append(id)
             self._token(id, out)
             step = self._stream.step
+        if self._state is CALL:
+            self._sketch(out)
         return self._reply.take(out)
 
     def finish(self) -> list[ReplyDelta]:
@@ -151,6 +157,20 @@ class MarkedParser(Parser):
         self._state = DONE
         return self._reply.take([ReplyDelta(content=text)] if text else [])
 
+    def _sketch(self, out: list[ReplyDelta]) -> None:
+        """Say what is certain of the arguments of the call that is open."""
+        form = self._markers.form
+        if self._call is None:
+            told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+            if form is None or form.named is None or told >= bounds.CALLS:
+                return
+            self._call, self._drafted = ArgumentsDraft(form.named), 1
+            self._stream = DecodeStream(skip_special_tokens=False)
+        new, self._drafted = self._ids[self._drafted :], len(self._ids)
+        text = "".join(self._stream.step(self._tokenizer.core, id) or "" for id in new)
+        if arguments := self._call.add(text):
+            out.append(ReplyDelta(draft=ToolCall(self._call.name, arguments)))
+
     def _token(self, id: int, out: list[ReplyDelta]) -> None:
         markers = self._markers
         if self._state is CALL:
@@ -171,7 +191,7 @@ class MarkedParser(Parser):
             if self._state is THINK:
                 self._state, self._draft = DRAFT, [id]
             else:
-                self._state, self._ids = CALL, [id]
+                self._state, self._ids, self._call = CALL, [id], None
         elif self._state is THINK and id == markers.think:
             self._text_ends(out)
         elif self._state is TEXT and id == markers.think and not self._thought and self._nothing_yet():
@@ -248,6 +268,7 @@ class MarkedParser(Parser):
 
     def _restart(self) -> None:
         self._stream, self._ids, self._said = DecodeStream(skip_special_tokens=True), [], 0
+        self._call = None
 
     def _block(self, out: list[ReplyDelta]) -> None:
         calls = self._calls()
@@ -353,6 +374,6 @@ def as_call(parsed: Any) -> ToolCall | None:
     if parsed.status != ToolCallParseStatus.OK or not isinstance(parsed.name, str) or not parsed.name:
         return None
     try:
-        return named(parsed.name, arguments_of(parsed.raw, parsed.arguments))
+        return as_sampled(parsed.raw) or named(parsed.name, arguments_of(parsed.raw, parsed.arguments))
     except (ValueError, RecursionError):
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.dialects.base import Dialect
-from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse
+from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece
 from millrace.dialects.errors import RETRY_AFTER_S, ApiError
 from millrace.dialects.rendering.base import Parser, ReplyDelta, Tools
 from millrace.infra.engines.base import ABORT, Chunk, LabelSpan, Sampling, Usage, token_versions
@@ -68,9 +68,11 @@ class Choice:
     calls: list[dict[str, Any]] = field(default_factory=list)
     process: int = 0
     """the index of the one that mints the ids of its calls"""
+    drafts: list[ToolUsePiece] = field(default_factory=list)
+    """the pieces of the call that is being sampled"""
 
     def feed(self, chunk: Chunk) -> list[Part]:
-        """Take what the engine sampled; returns what can be said of it: pieces of Text and Thinking, whole ToolUses."""
+        """Take what the engine sampled; returns what can be said of it: pieces of Text, Thinking and ToolUses."""
         at_once = not self.ids and chunk.finish_reason is not None
         self.ids += chunk.token_ids
         self.logprobs += chunk.logprobs
@@ -83,8 +85,16 @@ class Choice:
         return [self._part(delta) for delta in deltas]
 
     def _part(self, delta: ReplyDelta) -> Part:
+        if delta.draft is not None:
+            id = self.drafts[0].id if self.drafts else minted_call(self.process)
+            self.drafts.append(ToolUsePiece(id, delta.draft.name, delta.draft.arguments))
+            return self.drafts[-1]
+        drafts, self.drafts = self.drafts, []
         if delta.call is not None:
-            id, (name, arguments) = minted_call(self.process), delta.call
+            name, arguments = delta.call
+            told = "".join(piece.arguments for piece in drafts)
+            goes_on = bool(drafts) and drafts[0].name == name and arguments.startswith(told)
+            id = drafts[0].id if goes_on else minted_call(self.process)
             function = {"name": name, "arguments": arguments}
             self.calls.append({"id": id, "type": "function", "function": function})
             return ToolUse(id, name, arguments)

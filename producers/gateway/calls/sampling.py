@@ -7,6 +7,7 @@ from typing import Any
 from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.engines.base import Grammar, Sampling
+from millrace.infra.errors import EngineRejected
 from millrace.schemas import bounds
 
 
@@ -14,7 +15,7 @@ def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar 
     """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left; the
     reply is held to `grammar`.
 
-    Raises ApiError 400 when the prompt fills the context, EngineRejected for values no engine takes."""
+    Raises ApiError 400 when the prompt fills the context, and for values that no engine takes."""
     if room < 1:
         raise too_long(ask.asked_in)
     asked = min(ask.max_tokens, room) if ask.fitted and ask.max_tokens is not None else ask.max_tokens
@@ -24,22 +25,30 @@ def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar 
     def pick(value: Any, name: str, default: Any) -> Any:
         return value if value is not None else defaults.get(name, default)
 
-    sampling = Sampling(
-        max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", usual)), room),
-        temperature=float(pick(ask.temperature, "temperature", 1.0)),
-        top_p=float(pick(ask.top_p, "top_p", 1.0)),
-        top_k=int(pick(ask.top_k, "top_k", 0)),
-        seed=pick(ask.seed, "seed", None),
-        stop=ask.stop,
-        n=ask.n,
-        top_logprobs=ask.top_logprobs,
-        presence_penalty=ask.presence_penalty,
-        frequency_penalty=ask.frequency_penalty,
-        repetition_penalty=ask.repetition_penalty,
-        min_p=ask.min_p,
-        logit_bias=ask.logit_bias,
-        grammar=grammar,
-    )
+    if ask.logprobs:  # where nobody says how many tokens, as many as may have log-probabilities
+        usual = min(usual, max(1, bounds.LOGPROBS // (ask.n * (1 + ask.top_logprobs))))
+
+    try:
+        sampling = Sampling(
+            max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", usual)), room),
+            temperature=float(pick(ask.temperature, "temperature", 1.0)),
+            top_p=float(pick(ask.top_p, "top_p", 1.0)),
+            top_k=int(pick(ask.top_k, "top_k", 0)),
+            seed=pick(ask.seed, "seed", None),
+            stop=ask.stop,
+            n=ask.n,
+            top_logprobs=ask.top_logprobs,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+            repetition_penalty=ask.repetition_penalty,
+            min_p=ask.min_p,
+            logit_bias=ask.logit_bias,
+            grammar=grammar,
+        )
+    except EngineRejected as error:
+        param = str(error).partition(" ")[0]
+        known = param in Sampling.__dataclass_fields__
+        raise bad_request(str(error), param=param if known else None, code="engine_rejected") from error
     told = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
     if ask.logprobs and told > bounds.LOGPROBS:
         raise bad_request(

@@ -17,6 +17,7 @@ from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import InProcess, Played
 
 USER = {"role": "user", "content": "hi"}
+LONG = {"model": "m", "max_tokens": 500}
 CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 NUMBERS = ["18446744073709551616", "12345678901234567890123", "1e20", "-1e19", "1e308", "9" * 310, "0.5", "1.0"]
@@ -78,7 +79,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("levels", CHAT, f'{{"model":"m","messages":[],"tools":[{{"a":{nested(300)}}}]}}'),
     ("values", CHAT, f'{{"model":"m","messages":[],"tools":[{"{}," * 100_000}{{}}]}}'),
     ("1024 bytes", CHAT, json.dumps({"model": "m", "messages": [{**USER, "name": "ü" * 513}]})),
-    ("logprobs", CHAT, json.dumps({"model": "m", "messages": [USER], "logprobs": True, "top_logprobs": 19, "n": 128})),
+    ("logprobs", CHAT, json.dumps({**LONG, "messages": [USER], "logprobs": True, "top_logprobs": 19, "n": 128})),
     ("group_size", "/v1/sessions", '{"group_size": 4097}'),
     ("reward_deadline_ms", "/v1/sessions", '{"reward_deadline_ms": 9000000000000000000}'),
     ("min_version", "/v1/sessions", '{"min_version": 1e30}'),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from millrace.dialects import shape
 from millrace.dialects.all import read
 from millrace.dialects.reading import events as module
-from millrace.dialects.reading.chat_assembler import ChoiceParts
+from millrace.dialects.reading.chat_assembler import CallParts, ChoiceParts
 from millrace.dialects.reading.reader import ReadAnswer
 from millrace.schemas import bounds
 from tests.support import logged
@@ -123,12 +123,12 @@ def test_no_piece_of_work_is_large(api: str, monkeypatch: pytest.MonkeyPatch) ->
     assert all(len(data) <= bounds.EVENT_BYTES and not shape.unwieldy(data) for data in parsed)
 
 
-class Counted(dict[int, Any]):
-    """A map that counts what is looked through."""
+class Counted(list[CallParts]):
+    """A list that counts what is looked through."""
 
     seen = 0
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[CallParts]:
         Counted.seen += len(self)
         return super().__iter__()
 
