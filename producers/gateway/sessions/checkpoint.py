@@ -91,7 +91,7 @@ Reply = tuple[bytes, str | None]
 SpentReply = tuple[str, str, bytes]
 
 
-class Checkpoint(msgspec.Struct):
+class SessionsCheckpoint(msgspec.Struct):
     """All of it; each list in the order in which a fold would have made it."""
 
     head: CheckpointHead
@@ -124,7 +124,7 @@ def write(folder: Path, head: CheckpointHead, lists: list[Iterator[Any]]) -> Non
     faults.point("checkpoint.written")
 
 
-def read(log: CaptureLog) -> Checkpoint | None:
+def read(log: CaptureLog) -> SessionsCheckpoint | None:
     """The checkpoint of this log; None, and a line in our log that says why, where there is none that can be used."""
     path = log.folder / FILE
     if not path.exists():
@@ -137,7 +137,7 @@ def read(log: CaptureLog) -> Checkpoint | None:
         if (head.format, head.source) != (FORMAT, log.source) or not log.begin <= head.end <= log.end:
             raise ValueError(f"it is of {head.source} up to entry {head.end}, format {head.format}")
         lists = {name: list(_items(payloads, type)) for name, type in LISTS}
-        return Checkpoint(head, **lists)
+        return SessionsCheckpoint(head, **lists)
     except (OSError, ValueError) as error:  # those of msgspec are ValueErrors too
         logger.warning("%s cannot be used, so the whole log is read: %s", path, error)
         return None

@@ -33,7 +33,12 @@ from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.sessions import checkpoint
-from millrace.producers.gateway.sessions.checkpoint import Checkpoint, CheckpointHead, ContentPlaces, EndedSession
+from millrace.producers.gateway.sessions.checkpoint import (
+    CheckpointHead,
+    ContentPlaces,
+    EndedSession,
+    SessionsCheckpoint,
+)
 from millrace.producers.gateway.sessions.deletions import DeletedResponses
 from millrace.producers.gateway.sessions.ownership import Hints, ReplyOwners
 from millrace.producers.gateway.sessions.replies import Replies
@@ -314,7 +319,7 @@ class Sessions:
         ]
         return partial(checkpoint.write, log.folder, head, lists)
 
-    def _restore(self, state: Checkpoint, log: CaptureLog) -> None:
+    def _restore(self, state: SessionsCheckpoint, log: CaptureLog) -> None:
         """Take up the state of a checkpoint, before the entries behind it are folded."""
         content = {one.id: one for one in state.content}
         # Folding their entries finds out anew which of these cannot be rebuilt, at the same entry as before.
