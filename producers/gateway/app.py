@@ -23,11 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millrace.dialects import all as dialects
-from millrace.dialects.base import Beside, Dialect, SideRequest
+from millrace.dialects.base import Dialect, SideRequest, SideRoute
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.process.offload import aside
+from millrace.producers.gateway.calls.call import Call, WholeReply
+from millrace.producers.gateway.calls.engine_calls import EngineCalls
 from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.pipeline import CallPipeline
 from millrace.producers.gateway.calls.policies import SERVED
 from millrace.producers.gateway.episodes.service import Episodes
 from millrace.producers.gateway.http import azure_path, session_path
@@ -38,8 +41,8 @@ from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.sessions.ownership import HELD, TOLD
 from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.door import Door, gone
 from millrace.producers.gateway.upstreams.routes import fits
+from millrace.producers.gateway.upstreams.upstream_routes import UpstreamRoutes, gone
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.schemas.labels import make_label
 
@@ -88,7 +91,8 @@ def make_app(
     intake = Intake(gateway.options) if crossing is None else crossing.intake
     keyless = not gateway.options.keys
     upstreams = upstream if upstream is None or isinstance(upstream, Upstreams) else Upstreams.one(upstream)
-    door = Door(gateway, upstreams) if upstreams is not None else None
+    pipeline, engine_calls = CallPipeline(gateway), EngineCalls(gateway)
+    door = UpstreamRoutes(gateway, upstreams) if upstreams is not None else None
 
     def enter(request: Request) -> tuple[Visit, Caller]:
         visit: Visit = request.scope[VISIT]
@@ -99,26 +103,43 @@ def make_app(
         body, name = await visit.body(request), request.scope.get(azure_path.DEPLOYMENT)
         return body if name is None else await aside(len(body), azure_path.deployed, body, name)
 
+    def _stream(call: Call, refusal: Callable[[BaseException], Response]) -> EventStream:
+        """The response of a stream; no comments of ours stand between an upstream's bytes."""
+        head = call.stream_head()
+        keep_alive_s = gateway.options.keep_alive_s if head is None else 0.0
+        response = EventStream(pipeline.stream(call), refusal, keep_alive_s, call.dialect)
+        if head is not None:
+            response.status_code = head.status
+            response.headers.update(head.headers or {})
+        return response
+
     def spoken(dialect: Dialect) -> Handler:
         async def handler(request: Request) -> Response:
             gateway.check_open()
             visit, caller = enter(request)
             body = await body_of(visit, request)
             visit.watch()
+            call: Call
             if door is not None and (routed := await door.routed(dialect, body)) is not None:
-                return await door.answer(caller, request, body, routed, partial(_refusal, request))
-            call = await gateway.prepare(caller, request.headers, body, dialect)
-            if not call.request.stream:
-                response = Response(await gateway.chat(call), media_type=JSON)
+                call = await door.prepare(caller, request.headers, body, routed, request.url.query)
             else:
-                keep_alive_s = gateway.options.keep_alive_s
-                response = EventStream(gateway.stream(call), partial(_refusal, request), keep_alive_s, dialect)
+                call = await engine_calls.prepare(caller, request.headers, body, dialect)
+            if not call.streams:
+                response = _response(await pipeline.whole(call))
+            elif (refusal := await pipeline.open(call)) is not None:
+                return _response(refusal)
+            else:
+                try:
+                    response = _stream(call, partial(_refusal, request))
+                except BaseException:
+                    pipeline.leave(call)
+                    raise
             response.headers[TOLD] = call.session.id
             return response
 
         return handler
 
-    def beside(dialect: Dialect, route: Beside) -> Handler:
+    def beside(dialect: Dialect, route: SideRoute) -> Handler:
         async def handler(request: Request) -> Response:
             gateway.check_open()
             visit, caller = enter(request)
@@ -127,7 +148,7 @@ def make_app(
                 return await door.uncaptured(caller, request, body, routed, route.below)
             id, query = request.path_params.get("id", ""), dict(request.query_params)
             recall = partial(gateway.recall, caller, request.headers)
-            asking = SideRequest(recall, gateway.count, gateway.delete, id, body, query)
+            asking = SideRequest(recall, engine_calls.count, gateway.delete, id, body, query)
             if id and (upstream := dialect.away(asking)) is not None:
                 if door is None:
                     raise gone(id, upstream)
@@ -257,9 +278,10 @@ def make_app(
     async def answered(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         if door is not None and await door.routed(dialects.RESPONSES, body) is not None:
             raise bad_request("model: an upstream answers it, which is asked over HTTP", param="model")
-        async with aclosing(gateway.stream(await gateway.prepare(caller, headers, body, dialects.RESPONSES))) as told:
-            async for together in told:
-                yield together
+        call = await engine_calls.prepare(caller, headers, body, dialects.RESPONSES)
+        async with aclosing(pipeline.stream(call)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         stream = partial(answered, caller)
@@ -356,6 +378,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _model(id: str, owner: str) -> dict[str, Any]:
     return {"id": id, "object": "model", "created": 0, "owned_by": owner}
+
+
+def _response(reply: WholeReply) -> Response:
+    if reply.headers is None:
+        return Response(reply.body, reply.status, media_type=JSON)
+    return Response(reply.body, reply.status, dict(reply.headers))
 
 
 def _json(content: Any) -> Response:

@@ -1,9 +1,9 @@
 """What becomes of a call, byte for byte: replies, records and their headers of both answerers in every dialect.
 
-Law: a change of how calls are answered, streamed, marked, recorded and aborted changes no byte of a reply or a record. A
-script of calls, plain and streamed, cut, refused, unreadable, left by their clients, rewarded, repeated and gone on with
-after a restart, is played before a scripted engine and a scripted upstream. All that came of it is written as text, with
-ids by the order in which they appear and without times, and the digest of that text is known.
+Law: a change of how calls are answered, streamed, marked, recorded and aborted changes no byte of a reply or a record.
+A script of calls, plain and streamed, cut, refused, unreadable, left by their clients, rewarded, repeated and gone on
+with after a restart, is played before a scripted engine and a scripted upstream. All that came of it is written as
+text, with ids by the order in which they appear and without times, and the digest of that text is known.
 
     python -m tests.producers.gateway.test_pipeline_bytes chat      # the text of one dialect, to compare two trees by
 """
@@ -69,7 +69,7 @@ MASKED = {"latency_us", "ttft_us", "event_time", "capture_time", "prev_hash", "h
 
 
 class Account:
-    """The text of what came of a script. `unsteady`: strings of this run, such as addresses, and what stands for them."""
+    """The text of what came of a script. `unsteady`: strings of this run, as addresses, and what stands for them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -280,7 +280,12 @@ async def played(dialect: str, folder: Path, renderer: TemplateRenderer) -> str:
             ]
             routed = Upstreams([upstream], rules, first_s=0.0)
             keys = {"mine": "local", WORKERS: "local"}
-            paid = {"keys": keys, "key_names": {"mine": "m"}, "limits": {"m": KeyLimits()}, "prices": Prices(3.0, 4.0, 1.0)}
+            paid = {
+                "keys": keys,
+                "key_names": {"mine": "m"},
+                "limits": {"m": KeyLimits()},
+                "prices": Prices(3.0, 4.0, 1.0),
+            }
             async with world(folder, renderer, engine, upstream=routed, followups=True, **paid) as w:
                 account.unsteady[w.url] = "http://near"
                 play = Play(account, dialect, w, engine, far)
@@ -292,7 +297,11 @@ async def played(dialect: str, folder: Path, renderer: TemplateRenderer) -> str:
                 else:
                     far.scripts[:] = [far_whole(dialect)]
                     for model in ("m", "far"):
-                        for turns in (("hi",), ("a", "x", "b"), ("a plain", "Plain words.", "go on", "Plain words.", "more")):
+                        for turns in (
+                            ("hi",),
+                            ("a", "x", "b"),
+                            ("a plain", "Plain words.", "go on", "Plain words.", "more"),
+                        ):
                             await play.call(f"after a start {model}", play.of(streamed=False, model=model, turns=turns))
                     play.records()
     return account.text()

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.answers import bytes_in
 from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.config import load
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, borne, bytes_in, spent, told
+from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, borne, spent, told
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
-from millrace.dialects.recall import Given, Recall, StoredResponse
+from millrace.dialects.recall import Given, StoredResponse
 from millrace.producers.gateway.sessions.ownership import Hints
-from millrace.producers.gateway.sessions.responses import OVERHEAD, ResponseStore, owner_of
+from millrace.producers.gateway.sessions.responses import OVERHEAD, ResponseRecall, ResponseStore, owner_of
 from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.producers.gateway.sessions.sessions import Sessions
 
@@ -84,7 +84,7 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
         assert stored.size == sum(kept.size for kept in stored._kept.values())
         for whose, id, asked, response in said:
             for session in sessions:
-                recall = Recall(stored, owner_of(session), 1 << 30)
+                recall = ResponseRecall(stored, owner_of(session), 1 << 30)
                 found, entry = recall.conversation(id), recall.response(id)
                 output = [recall.item(item["id"]) for item in response["output"]]
                 if session is not sessions[whose]:
@@ -156,7 +156,7 @@ def test_memory_grows_with_what_is_new(sessions: list[GatewaySession], named: bo
         talk += response["output"]
         new += 4 * 1000 + 8 * OVERHEAD
     assert stored.size < 2 * new
-    found = Recall(stored, owner_of(sessions[0]), 1 << 30).conversation("resp_100")
+    found = ResponseRecall(stored, owner_of(sessions[0]), 1 << 30).conversation("resp_100")
     assert found == items(talk[: 3 * 101])
 
 
@@ -164,7 +164,7 @@ def test_a_small_request_names_no_more_than_a_request_may_hold(sessions: list[Ga
     stored, response = ResponseStore(60.0), answer("resp_1", 5000)
     stored.keep("resp_1", sessions[0], Given(items([an_item(1, 1)]), None), msgspec.json.encode(response))
     item = response["output"][0]["id"]
-    recall = Recall(stored, owner_of(sessions[0]), 20_000)
+    recall = ResponseRecall(stored, owner_of(sessions[0]), 20_000)
     found = [recall.item(item) for _ in range(3)]
     assert found == items(response["output"][:1]) * 3
     for again in (recall.item, lambda _: recall.conversation("resp_1")):

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.dialects.answers import bytes_in
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.spending import KeyLimits, borne, bytes_in, estimate
+from millrace.producers.gateway.spending import KeyLimits, borne, estimate
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, serving, stream
