@@ -17,8 +17,8 @@ import pytest
 from millrace.infra import proof
 from millrace.infra.log.base import Record
 from millrace.producers.capture.log import CaptureLog, LogIdentity
-from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.producers.gateway.sessions import recorder
+from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.producers.imports.bodies import BareEvent
 from millrace.producers.imports.envelope import Kin, Sealer, headers_of
 from millrace.schemas import codec
