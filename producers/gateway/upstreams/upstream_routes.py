@@ -56,7 +56,7 @@ class UpstreamRoutes:
 
     def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
         self._gateway = gateway
-        self._upstreams = upstreams
+        self.upstreams = upstreams
 
     async def routed(self, dialect: Dialect, body: bytes) -> Routed | None:
         """Where a request goes; None: to the engines. Raises ApiError 400 for what is no request for an upstream, and
@@ -71,7 +71,7 @@ class UpstreamRoutes:
             head = await aside(len(body), read_head, body)
         except ApiError as error:
             unread = error
-        rule = self._upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
+        rule = self.upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
         if rule is None:
             return None
         if head is None:
@@ -102,7 +102,7 @@ class UpstreamRoutes:
             outline=outline,
             identified_by=by,
             payer=caller.key,
-            upstreams=self._upstreams,
+            upstreams=self.upstreams,
             reader=reader,
             rule=rule,
             head=head,
@@ -111,7 +111,7 @@ class UpstreamRoutes:
             headers=forwarded_headers(headers, session.tenant, session.subject),
             all_headers=headers,
             asked=request,
-            upstream=self._upstreams.chain(rule, dialect.name)[0],
+            upstream=self.upstreams.chain(rule, dialect.name)[0],
             recalled=recalled,
             named=named,
         )
@@ -125,7 +125,7 @@ class UpstreamRoutes:
     async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: SideRoute) -> Response:
         """What an upstream answers about a response that it keeps. One that it deleted, or has no more, can be
         named no more here either. Raises ApiError, 404 where there is no such upstream any more."""
-        found = self._upstreams.of_name(upstream)
+        found = self.upstreams.of_name(upstream)
         if found is None:
             raise gone(id, upstream)
         path = reader(dialect).path + route.below.format(id=quote(id, safe=""))
@@ -137,7 +137,7 @@ class UpstreamRoutes:
             return await upstream.client.send(route.method, path, {**headers, **more})
 
         try:
-            answer = await first_answer([found], to, id, self._upstreams.first_s)
+            answer = await first_answer([found], to, id, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
         if route.method == "DELETE" and (succeeded(answer.status) or answer.status == 404):
@@ -197,10 +197,10 @@ class UpstreamRoutes:
                     broken.append(error.received)
                 raise
 
-        chain = self._upstreams.chain_of(rule, api)
+        chain = self.upstreams.chain_of(rule, api)
         try:
             with self._gateway.calling(session, new_id()) if session is not None else nullcontext():
-                return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
+                return await first_answer(chain, to, caller.key or caller.tenant, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
 
