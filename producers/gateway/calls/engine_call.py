@@ -132,7 +132,8 @@ class EngineCall(Call):
             async for chunk in chunks:
                 for piece in slices(chunk) if streams else (chunk,):
                     await aside(0 if streams else 8 * len(piece.token_ids), self._take, piece)
-                    await self._share(len(piece.token_ids))
+                    if self._has_handled(len(piece.token_ids)):
+                        await asyncio.sleep(0)
         self._check_version()
         response, self._responses = await aside(self._response_bytes, self.dialect.responses, self)
         return WholeReply(response)
@@ -143,11 +144,15 @@ class EngineCall(Call):
             async for chunk in chunks:
                 for piece in slices(chunk):
                     choice, parts = self._take(piece)
-                    self._events += [event.sse() for event in self._writer.take(choice, parts, len(piece.token_ids))]
-                    if self._events and not self.finished:  # the last tokens leave with the end of the response
-                        events, self._events = b"".join(self._events), []
+                    for event in self._writer.take(choice, parts, len(piece.token_ids)):
+                        self._events.append(event.sse())
+                    # The last tokens leave with the end of the response.
+                    if self._events and (choice.finish is None or not self.finished):
+                        events = self._events[0] if len(self._events) == 1 else b"".join(self._events)
+                        self._events = []
                         yield events
-                    await self._share(len(piece.token_ids))
+                    if self._has_handled(len(piece.token_ids)):
+                        await asyncio.sleep(0)
 
     async def close(self) -> None:
         try:
@@ -209,12 +214,13 @@ class EngineCall(Call):
                 502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
             ) from error
 
-    async def _share(self, tokens: int) -> None:
-        """Others have their turn, where so much was done since they had it."""
+    def _has_handled(self, tokens: int) -> bool:
+        """So many more tokens were handled: whether others are to have their turn."""
         self._unshared += tokens * (1 + self.sampling.top_logprobs)
-        if self._unshared >= SLICE:
-            self._unshared = 0
-            await asyncio.sleep(0)
+        if self._unshared < SLICE:
+            return False
+        self._unshared = 0
+        return True
 
     def _check_version(self) -> None:
         """The end of a reply: one that another version than the named sampled, whole or in part, is given up. Raises
