@@ -42,8 +42,9 @@ STREAMED = re.compile(rb'"stream": ?true')
 Shot = Callable[[int], Awaitable[None]]
 
 
-def engine(port: int, tokens: int) -> None:
-    """The fake instant engine: every answer is there before it was asked for. It also speaks chat completions."""
+def engine(port: int, tokens: int, pause_s: float = 0.0) -> None:
+    """The fake instant engine: every answer is there before it was asked for. It also speaks chat completions. With a
+    pause, events of a stream come one at a time."""
     from aiohttp import web
 
     ids = [300 + at % 50 for at in range(tokens - 1)] + [2]
@@ -68,6 +69,8 @@ def engine(port: int, tokens: int) -> None:
             await answer.prepare(request)
             for event in events:
                 await answer.write(event)
+                if pause_s:
+                    await asyncio.sleep(pause_s)
             return answer
 
         return answered

@@ -1,6 +1,7 @@
 """What stands between a client and a model: the gateway beside its peers, before one fake instant engine, in one run.
 
     python -m benchmarks.bench_serving [--times 3] [--seconds 4] [--peer litellm] [--peer portkey] [--cache DIR]
+        [--pause-ms 10] [--streams 64]
 
 Everything shares the machine: the fake engine, whatever stands before it, and this load generator (closed loop,
 keep-alive). One candidate runs at a time. `direct` is the engine alone, `pass-through` hands every byte on and nothing
@@ -9,9 +10,12 @@ else, `gateway` captures each call with its exact tokens to a log on disk; the p
 
     added p50, p99    ms that a call takes longer than the direct one, one in flight
     first byte        ms to the first token that it adds, streamed, one in flight
-    calls/s           64 in flight
-    CPU               ms of the candidate's processes a call, 64 in flight
+    of many           ms to the first token that it adds, streamed, so many streams in flight
+    calls/s           as many in flight
+    CPU               ms of the candidate's processes a call, as many in flight
     resident          MiB of its processes at the end
+
+The rows `one by one` are streams of an engine that gives one token at a time, `--pause-ms` apart, as engines do.
 
 The forwarder of the gateway sends to a bus that forgets, so that what is resident is the gateway's own."""
 
@@ -27,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -42,7 +46,6 @@ from millrace.infra.process.net import free_ports, is_listening, wait_until
 
 WARM = 100
 START_S = 180.0
-MANY = 64
 PATH = "/v1/chat/completions"
 UV = Path(sys.prefix).parent / ".venv-tools" / "bin" / "uv"
 PROMPT = "What is the weather in Zürich today? " * 8
@@ -82,6 +85,7 @@ class Figures:
     p50: float
     p99: float
     first: float
+    of_many: float
     rate: float
     cpu: float
 
@@ -121,19 +125,20 @@ class Load:
         end = time.perf_counter()
         return ((first or end) - began) * 1e3, (end - began) * 1e3
 
-    async def measure(self, stream: bool, seconds: float) -> Figures:
+    async def measure(self, stream: bool, seconds: float, many: int) -> Figures:
         """One at a time, then many at once."""
-        for _ in range(WARM):
-            await self.call(stream)
+        for _ in range(WARM // many + 1):
+            await asyncio.gather(*(self.call(stream) for _ in range(many)))
         alone = await self._loop(stream, 1, seconds)
         cpu, began, count = self._candidate.cpu(), time.perf_counter(), self._count
-        await self._loop(stream, MANY, seconds)
+        crowd = await self._loop(stream, many, seconds)
         done = self._count - count
         cuts = quantiles([whole for _, whole in alone], n=100)
         return Figures(
             cuts[49],
             cuts[98],
             median(first for first, _ in alone),
+            median(first for first, _ in crowd),
             done / (time.perf_counter() - began),
             (self._candidate.cpu() - cpu) / done * 1e3,
         )
@@ -150,35 +155,45 @@ class Load:
         return taken
 
 
-async def measured(candidate: Candidate, seconds: float, tokens: int) -> dict[bool, Figures]:
-    """Plain and streamed, by whether it streams; without a way of which it serves no call."""
+async def measured(
+    candidate: Candidate, seconds: float, tokens: int, ways: Sequence[bool], many: int
+) -> dict[bool, Figures]:
+    """Each of the ways, by whether it streams; without a way of which it serves no call."""
     found: dict[bool, Figures] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         load = Load(http, candidate, tokens)
         await load.open()
-        for stream in (False, True):
+        for stream in ways:
             try:
-                found[stream] = await load.measure(stream, seconds)
+                found[stream] = await load.measure(stream, seconds, many)
             except Unserved as error:
                 print(error)
     return found
 
 
-def table(rows: Mapping[str, dict[bool, Figures]], resident: Mapping[str, float]) -> list[str]:
-    """Lines, each candidate against `direct`."""
-    lines = [
-        f"{'':24}{'added p50':>10}{'p99':>8}{'first byte':>12}{'calls/s':>9}{'of direct':>10}{'CPU':>7}{'resident':>10}"
-    ]
-    for stream in (False, True):
+HEAD = (
+    f"{'':24}{'added p50':>10}{'p99':>8}{'first byte':>12}{'of many':>9}{'calls/s':>9}{'of direct':>10}{'CPU':>7}"
+    f"{'resident':>10}"
+)
+
+
+def table(
+    rows: Mapping[str, dict[bool, Figures]], resident: Mapping[str, float], names: Mapping[bool, str]
+) -> list[str]:
+    """Lines, each candidate against `direct`. `names`: of each way."""
+    lines = []
+    for stream, way in names.items():
         base = rows["direct"][stream]
         for name, figures in rows.items():
             if (one := figures.get(stream)) is None:
-                lines.append(f"{name:14}{'streamed' if stream else 'plain':10}  does not answer")
+                lines.append(f"{name:14}{way:10}  does not answer")
                 continue
             first = f"{one.first - base.first:.2f}" if stream else ""
+            of_many = f"{one.of_many - base.of_many:.2f}" if stream else ""
             lines.append(
-                f"{name:14}{'streamed' if stream else 'plain':10}{one.p50 - base.p50:>10.2f}{one.p99 - base.p99:>8.2f}"
-                f"{first:>12}{one.rate:>9.0f}{one.rate / base.rate:>10.2f}{one.cpu:>7.2f}{resident[name]:>10.0f}"
+                f"{name:14}{way:10}{one.p50 - base.p50:>10.2f}{one.p99 - base.p99:>8.2f}"
+                f"{first:>12}{of_many:>9}{one.rate:>9.0f}{one.rate / base.rate:>10.2f}{one.cpu:>7.2f}"
+                f"{resident[name]:>10.0f}"
             )
     return lines
 
@@ -273,6 +288,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=50, help="tokens of a reply")
     parser.add_argument("--peer", action="append", default=[], choices=sorted(PEERS), help="may be repeated")
     parser.add_argument("--cache", type=Path, help="where peers are installed, and found again")
+    parser.add_argument("--pause-ms", type=float, default=10.0, help="between two tokens of rows one by one; 0: none")
+    parser.add_argument("--streams", type=int, default=64, help="how many calls are in flight")
     given = parser.parse_args()
     print(f"{given.tokens} tokens a reply, {len(PROMPT)} characters a prompt, {os.cpu_count()} cores, capture on")
     with tempfile.TemporaryDirectory() as name:
@@ -281,15 +298,19 @@ def main() -> None:
             folder.mkdir()
             cache = (given.cache or Path(name) / "peers").absolute()
             (port,) = free_ports(1)
-            rows: dict[str, dict[bool, Figures]] = {}
-            resident: dict[str, float] = {}
-            with spawned(engine, port, given.tokens) as pid:
-                for candidate in candidates(given.peer, folder, cache, f"http://127.0.0.1:{port}", pid):
-                    at = int(candidate.url.rpartition(":")[2])
-                    wait_until(lambda at=at: is_listening("127.0.0.1", at), candidate.name, START_S)
-                    rows[candidate.name] = uvloop.run(measured(candidate, given.seconds, given.tokens))
-                    resident[candidate.name] = candidate.resident()
-            print("\n".join(table(rows, resident)), flush=True)
+            print(HEAD)
+            for pause_s in (0.0, given.pause_ms / 1e3) if given.pause_ms else (0.0,):
+                names = {True: "one by one"} if pause_s else {False: "plain", True: "streamed"}
+                rows: dict[str, dict[bool, Figures]] = {}
+                resident: dict[str, float] = {}
+                with spawned(engine, port, given.tokens, pause_s) as pid:
+                    for candidate in candidates(given.peer, folder, cache, f"http://127.0.0.1:{port}", pid):
+                        at = int(candidate.url.rpartition(":")[2])
+                        wait_until(lambda at=at: is_listening("127.0.0.1", at), candidate.name, START_S)
+                        load = measured(candidate, given.seconds, given.tokens, tuple(names), given.streams)
+                        rows[candidate.name] = uvloop.run(load)
+                        resident[candidate.name] = candidate.resident()
+                print("\n".join(table(rows, resident, names)), flush=True)
 
 
 if __name__ == "__main__":

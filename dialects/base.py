@@ -72,7 +72,7 @@ class SideRequest(NamedTuple):
     query: Mapping[str, str] = {}
 
 
-class Beside(NamedTuple):
+class SideRoute(NamedTuple):
     """A route of an API beside that of its calls. `below`: its path behind the dialect's; `answer` gives the body of
     the response, or raises ApiError."""
 
@@ -101,7 +101,7 @@ class Dialect(ABC):
     """how its calls to an upstream are read for the log"""
 
     @property
-    def beside(self) -> Sequence[Beside]:
+    def beside(self) -> Sequence[SideRoute]:
         """Its other routes."""
         return ()
 

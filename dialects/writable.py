@@ -1,5 +1,5 @@
-"""What a dialect writes of a reply, whoever made it: an engine of ours (`millrace.producers.gateway.calls.call`), or an
-upstream of another API (`millrace.dialects.translation`).
+"""What a dialect writes of a reply, whoever made it: an engine of ours
+(`millrace.producers.gateway.calls.engine_call`), or an upstream of another API (`millrace.dialects.translation`).
 
 Invariant: a dialect asks nothing else of a call, so what it can write of one it can write of the other."""
 

@@ -30,7 +30,7 @@ MISSPELT = [
     ("streams/refine/custody.py", '"withheld": []', '"witheld": []', "witheld"),
     ("streams/reward/judge.py", '"confidence": verdict', '"confidnece": verdict', "confidnece"),
     ("schemas/envelope.py", '"root_trajectory": whose', '"root_trajectroy": whose', "root_trajectroy"),
-    ("producers/gateway/calls/call.py", '"prefix_len": placed', '"prefxi_len": placed', "prefxi_len"),
+    ("producers/gateway/calls/call.py", '"prefix_len": trace', '"prefxi_len": trace', "prefxi_len"),
     ("infra/stages/slot.py", '"duplicates": folded', '"duplicate": folded', "duplicate"),
     ("infra/stages/state.py", 'change["wake"] is not None', 'change["waek"] is not None', "waek"),
     (
@@ -44,9 +44,9 @@ MISSPELT = [
     ("producers/gateway/episodes/service.py", 'found.start["sample"]', 'found.start["smaple"]', "smaple"),
     ("producers/gateway/episodes/service.py", '"rubric_version": given', '"rubric_verison": given', "rubric_verison"),
     (
-        "producers/gateway/upstreams/passthrough.py",
-        '"untrainable_reason": UN',
-        '"untrainable_raeson": UN',
+        "producers/gateway/calls/call.py",
+        '"untrainable_reason": bar',
+        '"untrainable_raeson": bar',
         "untrainable_raeson",
     ),
     ("producers/gateway/sessions/lineage.py", 'call["prefix_len"]', 'call["prefix_lne"]', "prefix_lne"),

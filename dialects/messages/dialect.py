@@ -14,7 +14,7 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.answers import listed, mapping, text
-from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent
+from millrace.dialects.base import Dialect, ReplyStream, SideRequest, SideRoute, StreamEvent
 from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece, Turn, messages_of
 from millrace.dialects.errors import ApiError
 from millrace.dialects.messages.reader import MessagesReader
@@ -60,8 +60,8 @@ class Messages(Dialect):
     keep_alive = StreamEvent("ping", b'{"type":"ping"}').sse()
 
     @property
-    def beside(self) -> Sequence[Beside]:
-        return (Beside("/count_tokens", "POST", "count_tokens", self._count),)
+    def beside(self) -> Sequence[SideRoute]:
+        return (SideRoute("/count_tokens", "POST", "count_tokens", self._count),)
 
     def parse(self, body: bytes) -> Ask:
         return ask_of(parse_messages(body))

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from millrace.dialects.answers import arguments_text, listed, mapping, text
-from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent, WholeRequest
+from millrace.dialects.base import Dialect, ReplyStream, SideRequest, SideRoute, StreamEvent, WholeRequest
 from millrace.dialects.conversation import (
     Ask,
     Forced,
@@ -67,11 +67,11 @@ class Responses(Dialect):
     reader = ResponsesReader
 
     @property
-    def beside(self) -> Sequence[Beside]:
+    def beside(self) -> Sequence[SideRoute]:
         return (
-            Beside("/{id}", "GET", "response", self._kept),
-            Beside("/{id}", "DELETE", "delete_response", self._deleted),
-            Beside("/{id}/input_items", "GET", "input_items", self._items),
+            SideRoute("/{id}", "GET", "response", self._kept),
+            SideRoute("/{id}", "DELETE", "delete_response", self._deleted),
+            SideRoute("/{id}/input_items", "GET", "input_items", self._items),
         )
 
     def away(self, asking: SideRequest) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 
 from millrace.dialects import all as dialects
 from millrace.dialects.answers import WholeAnswer, number, text
-from millrace.dialects.base import Beside, Dialect, ReplyStream, SideRequest, StreamEvent
+from millrace.dialects.base import Dialect, ReplyStream, SideRequest, SideRoute, StreamEvent
 from millrace.dialects.conversation import Ask, Part, Text, Turn, messages_of
 from millrace.dialects.dialogue import dialogue
 from millrace.dialects.errors import ApiError, bad_request
@@ -25,7 +25,8 @@ from millrace.infra.config import Settings
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.app import routes
-from millrace.producers.gateway.calls.call import Call, Choice
+from millrace.producers.gateway.calls.choice import Choice
+from millrace.producers.gateway.calls.engine_call import EngineCall
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams, make
 from millrace.schemas.records import ModelCall
@@ -85,8 +86,8 @@ class Toy(Dialect):
     reader = ToyReader
 
     @property
-    def beside(self) -> Sequence[Beside]:
-        return (Beside("/{id}/loud", "GET", "loud", self._loud),)
+    def beside(self) -> Sequence[SideRoute]:
+        return (SideRoute("/{id}/loud", "GET", "loud", self._loud),)
 
     @staticmethod
     async def _loud(asking: SideRequest) -> bytes:
@@ -96,11 +97,11 @@ class Toy(Dialect):
         request = _parsed(body)
         return Ask(model=request.model, turns=_turns(request), stream=request.stream, given=request)
 
-    def whole(self, call: Call, choices: Sequence[Choice]) -> bytes:
+    def whole(self, call: EngineCall, choices: Sequence[Choice]) -> bytes:
         (choice,) = choices
         return orjson.dumps({"toy": call.response_id, "said": choice.message()["content"], "count": len(choice.ids)})
 
-    def streamed(self, call: Call) -> ReplyStream:
+    def streamed(self, call: EngineCall) -> ReplyStream:
         return ToyStream()
 
     def error(self, error: ApiError) -> bytes:

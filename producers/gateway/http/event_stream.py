@@ -50,13 +50,22 @@ class EventStream(Response):
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
         if self._keep_alive_s:
-            self._watch(send, asyncio.get_running_loop())
+            self._watch(send, loop)
         try:
             # Closed also when this task is cancelled: what was sampled is recorded before anyone goes on.
             async with aclosing(self._events):
                 async for events in self._events:
-                    await self._say(send, events)
+                    if self._begun and self._comment is None:
+                        # What nearly every event is: no headers, no comment on its way.
+                        self._sending = True
+                        await send({"type": "http.response.body", "body": events, "more_body": True})
+                        self._sending = False
+                        if self._timer is not None:
+                            self._last = loop.time()
+                    else:
+                        await self._say(send, events)
             await self._say(send, b"", more=False)
         except BaseException as error:
             if not self._begun:

@@ -14,6 +14,7 @@ from millrace.dialects.rendering.base import NO_OPTIONS, Message, Options, Rende
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.process.offload import HEAVY
+from millrace.producers.gateway.calls.engine_calls import EngineCalls
 from tests.support import chat_tokenizer
 from tests.support.gateway_world import ScriptedEngine, world
 
@@ -71,7 +72,9 @@ async def test_a_call_that_leaves_while_its_prompt_is_made_leaves_no_trace(tmp_p
         key = w.gateway.sessions.key_of(session)
         body = b'{"model": "m", "messages": [{"role": "user", "content": "%s"}]}' % LONG["content"].encode()
         headers = {"authorization": f"Bearer {key}"}
-        calling = asyncio.create_task(w.gateway.prepare(w.gateway.callers.identify(headers), headers, body))
+        calling = asyncio.create_task(
+            EngineCalls(w.gateway).prepare(w.gateway.callers.identify(headers), headers, body)
+        )
         await until(lambda: renderer.threads)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -18,7 +18,7 @@ import pytest
 from millrace.dialects import match_keys, shape
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.process.offload import HEAVY
-from millrace.producers.gateway.calls.call import slices
+from millrace.producers.gateway.calls.choice import slices
 from millrace.schemas import bounds
 from tests.support.in_process import InProcess, Played
 

@@ -23,9 +23,11 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.calls.call import Call
+from millrace.producers.gateway.calls.engine_call import EngineCall
+from millrace.producers.gateway.calls.engine_calls import EngineCalls
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.pipeline import CallPipeline
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.lineage import Lineages
 from millrace.producers.gateway.sessions.ownership import NAMED, OURS, PATH
@@ -138,7 +140,7 @@ async def test_a_reply_that_could_not_be_captured_is_still_its_callers(w: World,
         raise ValueError("no record")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Call, "record", fails)
+        patched.setattr(EngineCall, "record", fails)
         mine = without_thoughts(await say(w, [HI]))
     await say(w, [HI])
     await say(w, [HI, mine, MORE])
@@ -353,8 +355,10 @@ class Stage:
 
     async def say(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         asked = Headers(headers)
-        call = await self.gateway.prepare(self.gateway.callers.identify(asked), asked, orjson.dumps(body))
-        message: dict[str, Any] = orjson.loads(await self.gateway.chat(call))["choices"][0]["message"]
+        call = await EngineCalls(self.gateway).prepare(self.gateway.callers.identify(asked), asked, orjson.dumps(body))
+        message: dict[str, Any] = orjson.loads((await CallPipeline(self.gateway).whole(call)).body)["choices"][0][
+            "message"
+        ]
         return message
 
 

@@ -1,39 +1,45 @@
 """What of a gateway's HTTP goes to upstreams: which requests, and how their answers go back.
 
-Invariant: every request is tried again and sent to fallbacks by the same rules, whether it is captured or not."""
+Invariants: every request is tried again and sent to fallbacks by the same rules, whether it is captured or not; the
+caller's key is never passed on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millrace.dialects import match_keys
 from millrace.dialects.all import reader
-from millrace.dialects.base import Beside, Dialect
+from millrace.dialects.base import Dialect, SideRoute
 from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.head import RequestHead, read_head, renamed
-from millrace.dialects.reading.reader import DialectReader
+from millrace.dialects.reading.reader import DialectReader, ReadRequest
 from millrace.infra.engines.upstream import UpstreamReply, succeeded
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.http.callers import Caller
-from millrace.producers.gateway.http.event_stream import EventStream
-from millrace.producers.gateway.sessions.ownership import TOLD, hints
+from millrace.producers.gateway.sessions.ownership import hints
 from millrace.producers.gateway.spending import borne, spent
 from millrace.producers.gateway.upstreams import embeddings
-from millrace.producers.gateway.upstreams.passthrough import ASKED_WITH, Passthrough, asked_with
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import first_answer
+from millrace.producers.gateway.upstreams.upstream_call import UpstreamCall
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.requests import RequestOutline, outlined
 
-Refusal = Callable[[BaseException], Response]
+FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta")
+"""headers of a request that say how it is meant, and go on"""
+ONCE = "idempotency-key"
 
 
 class Routed(NamedTuple):
@@ -45,13 +51,12 @@ class Routed(NamedTuple):
     dialect: Dialect
 
 
-class Door:
+class UpstreamRoutes:
     """The way from `gateway` to `upstreams`."""
 
     def __init__(self, gateway: Gateway, upstreams: Upstreams) -> None:
         self._gateway = gateway
-        self._upstreams = upstreams
-        self._through = Passthrough(gateway, upstreams)
+        self.upstreams = upstreams
 
     async def routed(self, dialect: Dialect, body: bytes) -> Routed | None:
         """Where a request goes; None: to the engines. Raises ApiError 400 for what is no request for an upstream, and
@@ -66,7 +71,7 @@ class Door:
             head = await aside(len(body), read_head, body)
         except ApiError as error:
             unread = error
-        rule = self._upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
+        rule = self.upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
         if rule is None:
             return None
         if head is None:
@@ -74,28 +79,42 @@ class Door:
             raise unread
         return rule, head
 
-    async def answer(self, caller: Caller, request: Request, body: bytes, routed: Routed, refusal: Refusal) -> Response:
-        """The upstream's answer to a call, captured. `refusal` answers what fails before a stream began."""
+    async def prepare(
+        self, caller: Caller, headers: Mapping[str, str], body: bytes, routed: Routed, query: str
+    ) -> UpstreamCall:
+        """A call that is about to be sent. Raises ApiError."""
         rule, head, reader, dialect = routed
-        call = await self._through.prepare(
-            caller, request.headers, body, head, rule, reader, dialect, request.url.query
+        users, name = dialect.names(head)
+        recalled = partial(self._gateway.recall, caller, headers)
+        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        named = await aside(len(body), reader.named, body, partial(recalled, users))
+        body = body if named is None else named.body
+        request, outline = await aside(len(body), _understood, reader, body, named is None or named.whole)
+        await self._gateway.check_serves(caller)
+        messages, digests, _ = request or ReadRequest([], match_keys.chain([], None))
+        names = hints(headers, *users, name=name, field=dialect.names_in)
+        used = () if named is None else named.used
+        session, _, by = self._gateway.session_for_call(caller, names, messages, digests, used)
+        return UpstreamCall(
+            session=session,
+            dialect=dialect,
+            body=body,
+            outline=outline,
+            identified_by=by,
+            payer=caller.key,
+            upstreams=self.upstreams,
+            reader=reader,
+            rule=rule,
+            head=head,
+            sent=sent,
+            path=f"{reader.path}?{query}" if query else reader.path,
+            headers=forwarded_headers(headers, session.tenant, session.subject),
+            all_headers=headers,
+            asked=request,
+            upstream=self.upstreams.chain(rule, dialect.name)[0],
+            recalled=recalled,
+            named=named,
         )
-        if head.stream is not True:
-            whole = await self._through.answer(call)
-            whole.headers[TOLD] = call.session.id
-            return whole
-        answer = await self._through.open(call)
-        if isinstance(answer, UpstreamReply):
-            return _response(answer)
-        try:
-            # No comments of ours: an upstream's bytes go on as they are.
-            response = EventStream(self._through.stream(call, answer), refusal, dialect=dialect)
-            response.status_code = answer.status
-            response.headers.update({**answer.headers, TOLD: call.session.id})
-        except BaseException:
-            await self._through.left(call, answer)
-            raise
-        return response
 
     async def uncaptured(self, caller: Caller, request: Request, body: bytes, routed: Routed, below: str) -> Response:
         """The upstream's answer to what is no call of a model, at a path below that of calls. Raises ApiError."""
@@ -103,22 +122,22 @@ class Door:
         api, path = dialect.name, f"{reader.path}{below}"
         return _response(await self._passed(caller, request, body, rule, api, path))
 
-    async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: Beside) -> Response:
+    async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: SideRoute) -> Response:
         """What an upstream answers about a response that it keeps. One that it deleted, or has no more, can be
         named no more here either. Raises ApiError, 404 where there is no such upstream any more."""
-        found = self._upstreams.of_name(upstream)
+        found = self.upstreams.of_name(upstream)
         if found is None:
             raise gone(id, upstream)
         path = reader(dialect).path + route.below.format(id=quote(id, safe=""))
         path = f"{path}?{request.url.query}" if request.url.query else path
-        headers = {name: request.headers[name] for name in ASKED_WITH if name in request.headers}
+        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
 
         async def to(upstream: Upstream) -> UpstreamReply:
             more = upstream.headers_of(request.headers)
             return await upstream.client.send(route.method, path, {**headers, **more})
 
         try:
-            answer = await first_answer([found], to, id, self._upstreams.first_s)
+            answer = await first_answer([found], to, id, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
         if route.method == "DELETE" and (succeeded(answer.status) or answer.status == 404):
@@ -167,7 +186,7 @@ class Door:
         path = f"{path}?{request.url.query}" if request.url.query else path
         sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
         said = hints(request.headers, *users)
-        headers = asked_with(request.headers, caller.tenant, said.subject)
+        headers = forwarded_headers(request.headers, caller.tenant, said.subject)
         session = caller.session or (self._gateway.sessions.named(caller.tenant, said) if said.name else None)
 
         async def to(upstream: Upstream) -> UpstreamReply:
@@ -178,12 +197,32 @@ class Door:
                     broken.append(error.received)
                 raise
 
-        chain = self._upstreams.chain_of(rule, api)
+        chain = self.upstreams.chain_of(rule, api)
         try:
             with self._gateway.calling(session, new_id()) if session is not None else nullcontext():
-                return await first_answer(chain, to, caller.key or caller.tenant, self._upstreams.first_s)
+                return await first_answer(chain, to, caller.key or caller.tenant, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
+
+
+def _understood(reader: DialectReader, body: bytes, whole: bool) -> tuple[ReadRequest | None, RequestOutline | None]:
+    try:
+        return reader.asked(body, whole=whole), outlined(body)
+    except (ApiError, ValueError):
+        return None, None
+
+
+def forwarded_headers(headers: Mapping[str, str], tenant: str, subject: str) -> dict[str, str]:
+    """The headers of a request that go on with it. All callers share one key of an upstream: an `idempotency-key`
+    is made one of its tenant and end user."""
+    out = {name: headers[name] for name in FORWARDED if name in headers}
+    if ONCE in headers:
+        digest = blake2b(digest_size=32)
+        for text in (tenant, subject, headers[ONCE]):
+            part = text.encode(errors="surrogatepass")
+            digest.update(b"%d " % len(part) + part)
+        out[ONCE] = digest.hexdigest()
+    return out
 
 
 def gone(id: str, upstream: str) -> ApiError:

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.dialects.answers import AnswerChoice
 from millrace.infra.engines.upstream import StreamedReply, TextUpstream
-from millrace.producers.gateway.upstreams.passthrough import Passthrough, asked_with
+from millrace.producers.gateway.calls.call import ChoiceReply
 from millrace.producers.gateway.upstreams.routes import RouteRule
+from millrace.producers.gateway.upstreams.upstream_call import UpstreamCall
+from millrace.producers.gateway.upstreams.upstream_routes import forwarded_headers
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, serving, stream
 from tests.support.gateway_world import World, world
@@ -65,10 +66,10 @@ async def test_an_upstream_s_answer_says_which_session_it_is_in(tmp_path: Path, 
 @given(*[st.tuples(names, names, names)] * 2)
 def test_a_key_for_one_call_is_one_callers_own(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
     def sent(tenant: str, subject: str, key: str) -> str:
-        return asked_with({"idempotency-key": key}, tenant, subject)["idempotency-key"]
+        return forwarded_headers({"idempotency-key": key}, tenant, subject)["idempotency-key"]
 
     assert (sent(*one) == sent(*other)) == (one == other)
-    assert asked_with({"authorization": "x", "anthropic-beta": "b"}, "", "") == {"anthropic-beta": "b"}
+    assert forwarded_headers({"authorization": "x", "anthropic-beta": "b"}, "", "") == {"anthropic-beta": "b"}
 
 
 async def test_callers_share_no_key_for_one_call_and_no_cookie(tmp_path: Path) -> None:
@@ -134,14 +135,14 @@ def choices(*texts: str) -> bytes:
 async def test_a_choice_that_cannot_be_captured_leaves_its_own_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Passthrough._body
+    made = UpstreamCall.record
 
     def failing(*args: Any) -> Any:
-        if any(isinstance(given, AnswerChoice) and given.choice == 1 for given in args):
+        if any(isinstance(given, ChoiceReply) and given.choice == 1 for given in args):
             raise RecursionError
         return made(*args)
 
-    monkeypatch.setattr(Passthrough, "_body", failing)
+    monkeypatch.setattr(UpstreamCall, "record", failing)
     raw = choices("A", "B", "C")
     async with before(tmp_path, answer(raw)) as (w, _):
         got = await w.http.post(CHAT, json={"model": "far", "messages": [USER]})

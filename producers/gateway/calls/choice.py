@@ -1,0 +1,127 @@
+"""One of the replies of a call, as an engine samples it.
+
+Invariant: ids, log-probabilities and version spans are kept as the engine gave them, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from millrace.dialects.conversation import Part, Text, Thinking, ToolUse, ToolUsePiece
+from millrace.dialects.rendering.base import Parser, ReplyDelta
+from millrace.infra.engines.base import ABORT, Chunk, LabelSpan
+from millrace.infra.process.offload import SLICE
+from millrace.producers.gateway.marks import minted_call
+
+
+def slices(chunk: Chunk) -> Sequence[Chunk]:
+    """A chunk in pieces that take little time each; only the last of them ends what the chunk ends."""
+    ids, count = chunk.token_ids, len(chunk.token_ids)
+    step = max(1, SLICE // (1 + (len(chunk.tops[0]) if len(chunk.tops) else 0)))
+    if count <= step:
+        return (chunk,)
+    out = []
+    for start in range(0, count, step):
+        end = start + step
+        last = end >= count
+        out.append(
+            replace(
+                chunk,
+                token_ids=ids[start:end],
+                logprobs=chunk.logprobs[start:end],
+                tops=chunk.tops[start:end],
+                finish_reason=chunk.finish_reason if last else None,
+                stop_reason=chunk.stop_reason if last else None,
+                spans=chunk.spans if last else (),
+                usage=chunk.usage if last else None,
+            )
+        )
+    return out
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the replies asked for. `calls` are its tool calls as messages hold them, with the ids that were minted."""
+
+    index: int
+    parser: Parser
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[Any] = field(default_factory=list)
+    spans: tuple[LabelSpan, ...] = ()
+    finish: str | None = None
+    stop: str | int | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    process: int = 0
+    """the index of the one that mints the ids of its calls"""
+    drafts: list[ToolUsePiece] = field(default_factory=list)
+    """the pieces of the call that is being sampled"""
+
+    def feed(self, chunk: Chunk) -> list[Part]:
+        """Take what the engine sampled; returns its parts: pieces of Text, Thinking and ToolUses."""
+        at_once = not self.ids and chunk.finish_reason is not None
+        self.ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.tops += chunk.tops
+        deltas = self.parser.whole(chunk.token_ids) if at_once else self.parser.feed(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            self.finish, self.stop, self.spans = chunk.finish_reason, chunk.stop_reason, chunk.spans
+            if not at_once:
+                deltas += self.parser.finish()
+        return [self._part(delta) for delta in deltas]
+
+    def _part(self, delta: ReplyDelta) -> Part:
+        if delta.draft is not None:
+            id = self.drafts[0].id if self.drafts else minted_call(self.process)
+            self.drafts.append(ToolUsePiece(id, delta.draft.name, delta.draft.arguments))
+            return self.drafts[-1]
+        drafts, self.drafts = self.drafts, []
+        if delta.call is not None:
+            name, arguments = delta.call
+            streamed = "".join(piece.arguments for piece in drafts)
+            goes_on = bool(drafts) and drafts[0].name == name and arguments.startswith(streamed)
+            id = drafts[0].id if goes_on else minted_call(self.process)
+            function = {"name": name, "arguments": arguments}
+            self.calls.append({"id": id, "type": "function", "function": function})
+            return ToolUse(id, name, arguments)
+        return Thinking(delta.reasoning) if delta.reasoning else Text(delta.content)
+
+    @property
+    def content(self) -> str | None:
+        """Its text."""
+        return self.parser.reply.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """Its thoughts."""
+        return self.parser.reply.reasoning
+
+    def parts(self) -> list[Part]:
+        """The whole reply: its thoughts, its text, its calls, of each what there is."""
+        reply = self.parser.reply
+        out: list[Part] = []
+        if reply.reasoning:
+            out.append(Thinking(reply.reasoning))
+        if reply.content:
+            out.append(Text(reply.content))
+        for call in self.calls:
+            out.append(ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"]))
+        return out
+
+    @property
+    def reason(self) -> str:
+        """OpenAI's finish reason; abort for a reply that was cut off."""
+        if self.finish in ("stop", None) and self.calls and self.finish is not None:
+            return "tool_calls"
+        return self.finish or ABORT
+
+    def message(self) -> dict[str, Any]:
+        """The assistant message."""
+        reply = self.parser.reply
+        out: dict[str, Any] = {"role": "assistant", "content": reply.content if self.calls else reply.content or ""}
+        if reply.reasoning:
+            out["reasoning_content"] = reply.reasoning
+        if self.calls:
+            out["tool_calls"] = self.calls
+        return out

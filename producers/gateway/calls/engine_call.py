@@ -1,0 +1,405 @@
+"""A call that an engine of ours answers: what its choices amount to, and what the log gets to know of them. What the
+client gets is its dialect's to write.
+
+Invariants: a call that fails before its first token leaves no trace in its session; a granted session's call is
+trainable only if every token has a known version at or above the grant's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.dialects import match_keys
+from millrace.dialects.base import ReplyStream
+from millrace.dialects.conversation import Ask, Part
+from millrace.dialects.errors import RETRY_AFTER_S, ApiError, of_engine
+from millrace.dialects.rendering.base import Message, Parser, Tools
+from millrace.infra import telemetry
+from millrace.infra.engines.base import ABORT, Chunk, Sampling, Usage, token_versions
+from millrace.infra.errors import EngineError
+from millrace.infra.process.offload import SLICE, aside
+from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, TokenTrace, WholeReply, model_call
+from millrace.producers.gateway.calls.choice import Choice, slices
+from millrace.producers.gateway.calls.fleet import EngineTarget
+from millrace.producers.gateway.calls.served_policy import Served
+from millrace.producers.gateway.sessions.lineage import CallStart
+from millrace.producers.gateway.sessions.session import to_reply
+from millrace.producers.gateway.spending import Spent, spent
+from millrace.schemas.arrays import pack
+from millrace.schemas.ids import new_id
+from millrace.schemas.labels import make_label
+from millrace.schemas.records import ModelCall
+
+logger = logging.getLogger(__name__)
+
+WHOLE = 2**17
+"""numbers beyond which even a plain reply comes from the engine piece by piece"""
+
+_calls = telemetry.counter("millrace.gateway.calls", "{call}", "calls served, by finish reason")
+_tokens = telemetry.counter("millrace.gateway.tokens", "{token}", "tokens sampled")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EngineCall(Call):
+    """One request being served."""
+
+    request: Ask
+    plan: CallStart
+    sampling: Sampling
+    served: Served
+    target: EngineTarget
+    call_id: str = field(default_factory=new_id)
+    usage: Usage | None = None
+    version: int | None = None
+    """the one that its model names, and that alone may sample it"""
+    strayed: bool = False
+    """whether another did"""
+    process: int = 0
+    """the index of the process that serves it, among those of its gateway"""
+    choices: list[Choice] = field(default_factory=list)
+    _unshared: int = 0
+    """tokens that were handled since others had their turn"""
+    _writer: ReplyStream = field(init=False)
+    _events: list[bytes] = field(default_factory=list)
+    """what the client has not got yet"""
+    _responses: list[bytes] = field(default_factory=list)
+    """of a reply that came to its end: what the record of each choice says that the client got"""
+
+    def __post_init__(self) -> None:
+        tools = None if self.request.choice == "none" else self.request.tools
+        stop = self.sampling.stop
+        self.choices = [
+            Choice(index, self._parser(tools, stop), process=self.process) for index in range(self.sampling.n)
+        ]
+
+    def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
+        if self.request.prompt is not None:
+            return self.served.renderer.plain(stop)
+        return self.served.renderer.parser(self.plan.prompt, tools, stop)
+
+    @property
+    def response_id(self) -> str:
+        """The id of its response."""
+        return self.name
+
+    @property
+    def streams(self) -> bool:
+        return self.request.stream
+
+    @property
+    def policy(self) -> str:
+        return self.served.policy
+
+    @property
+    def is_answered(self) -> bool:
+        return self.first is not None
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self.plan.messages
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        return self.plan.digests
+
+    @property
+    def replaces(self) -> str | None:
+        return self.plan.supersedes
+
+    @property
+    def granted(self) -> bool:
+        """Whether a grant bounds its versions: a grant speaks of the versions of its own policy."""
+        return self.session.granted and self.session.policy == self.policy
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has come to its end."""
+        return all(choice.finish is not None for choice in self.choices)
+
+    # ------------------------------------------------------------------ its answer
+
+    async def answer(self) -> WholeReply:
+        # What may be very long is asked for piece by piece: read at once it would keep everybody else waiting.
+        numbers = self.sampling.n * self.sampling.max_tokens * (1 + self.sampling.top_logprobs)
+        streams = numbers > WHOLE
+        async with aclosing(self._chunks(stream=streams)) as chunks:
+            async for chunk in chunks:
+                for piece in slices(chunk) if streams else (chunk,):
+                    await aside(0 if streams else 8 * len(piece.token_ids), self._take, piece)
+                    if self._has_handled(len(piece.token_ids)):
+                        await asyncio.sleep(0)
+        self._check_version()
+        response, self._responses = await aside(self._response_bytes, self.dialect.responses, self)
+        return WholeReply(response)
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        self._writer = self.dialect.streamed(self)
+        async with aclosing(self._chunks(stream=True)) as chunks:
+            async for chunk in chunks:
+                for piece in slices(chunk):
+                    choice, parts = self._take(piece)
+                    for event in self._writer.take(choice, parts, len(piece.token_ids)):
+                        self._events.append(event.sse())
+                    # The last tokens leave with the end of the response.
+                    if self._events and (choice.finish is None or not self.finished):
+                        events = self._events[0] if len(self._events) == 1 else b"".join(self._events)
+                        self._events = []
+                        yield events
+                    if self._has_handled(len(piece.token_ids)):
+                        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        try:
+            self._check_version()
+        except ApiError:
+            self._events.clear()  # no end of a reply that is none
+            raise
+        _, self._responses = await aside(self._response_bytes, self.dialect.responses, self)
+
+    def rest(self) -> bytes:
+        return b"".join(self._events)
+
+    def end(self) -> bytes:
+        return b"".join([*self._events, *(event.sse() for event in self._writer.end())])
+
+    def break_off(self, *, is_unread: bool) -> None:
+        if is_unread:
+            for choice in self.choices:
+                choice.finish = ABORT
+
+    def check(self) -> None:
+        if any(choice.reason == ABORT for choice in self.choices):
+            raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
+
+    async def _chunks(self, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+        """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
+        target = self.target
+        target.running += 1
+        try:
+            async with aclosing(
+                target.engine.generate(self.plan.prompt, self.sampling, request_id=self.call_id, stream=stream)
+            ) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except EngineError as error:
+            answer = of_engine(error)
+            logger.warning("%s of %s: %s", self.name, self.session.id, error)
+            if answer.status >= 500:
+                self.served.fleet.doubt(target)
+            raise answer from error
+        finally:
+            target.running -= 1
+            if self.first is None:
+                self.session.lineages_of(self.policy).withdraw(self.plan)
+
+    def _take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
+        """A chunk of the engine: the choice it belongs to, and what can be said of it. Raises ApiError for what no
+        engine should send."""
+        try:
+            if self.first is None:
+                self.first = time.perf_counter()
+            if chunk.usage is not None:
+                self.usage = chunk.usage
+            choice = self.choices[chunk.index]
+            return choice, choice.feed(chunk)
+        except Exception as error:
+            logger.exception("%s: what %s sent cannot be read", self.name, self.target.url)
+            raise ApiError(
+                502, "The engine's reply cannot be read: try again", type="server_error", code="engine_unreadable"
+            ) from error
+
+    def _has_handled(self, tokens: int) -> bool:
+        """So many more tokens were handled: whether others are to have their turn."""
+        self._unshared += tokens * (1 + self.sampling.top_logprobs)
+        if self._unshared < SLICE:
+            return False
+        self._unshared = 0
+        return True
+
+    def _check_version(self) -> None:
+        """The end of a reply: one that another version than the named sampled, whole or in part, is given up. Raises
+        ApiError 503; an engine that is still said to serve the version is doubted."""
+        if self.version is None:
+            return
+        for choice in self.choices:
+            if (token_versions(choice.spans, len(choice.ids), self.policy) != self.version).any():
+                self.strayed = True
+        if not self.strayed:
+            return
+        self.break_off(is_unread=True)
+        logger.warning("%s of %s: another version from %s", self.name, self.session.id, self.target.url)
+        if self.target.version == self.version:
+            self.distrust()
+        label = make_label(self.policy, self.version)
+        raise ApiError(
+            503,
+            f"The weights changed during this reply, which is not {label}'s: try again",
+            type="server_error",
+            code="version_changed",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    @property
+    def _response_bytes(self) -> int:
+        """Roughly how many bytes its response has."""
+        return sum(len(choice.ids) for choice in self.choices) * (100 if self.request.logprobs else 8)
+
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that the engine had read before, as far as it says."""
+        return self.usage.cached if self.usage else 0
+
+    # ------------------------------------------------------------------ what its dialect writes, see `WritableCall`
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.plan.prompt)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all replies so far."""
+        return sum(len(choice.ids) for choice in self.choices)
+
+    @property
+    def temperature(self) -> float:
+        """At which it is sampled."""
+        return self.sampling.temperature
+
+    @property
+    def top_p(self) -> float:
+        """With which it is sampled."""
+        return self.sampling.top_p
+
+    @property
+    def shortened(self) -> bool:
+        """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
+        asked = self.request.max_tokens
+        return asked is not None and self.sampling.max_tokens < asked
+
+    @property
+    def keeps(self) -> bool:
+        """Whether later requests may name its response."""
+        return True
+
+    def token(self, id: int) -> str:
+        """The text of a token."""
+        return self.served.renderer.text(id)
+
+    # ------------------------------------------------------------------ in the log
+
+    def unreadable(self) -> str | None:
+        return None
+
+    @property
+    def count(self) -> int:
+        return len(self.choices)
+
+    def spending(self, at: int) -> dict[str, str]:
+        return self._spent(self.choices[at]).note(self.payer)
+
+    def _spent(self, choice: Choice) -> Spent:
+        """What the record of one choice adds; the first bears the prompt."""
+        prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
+        return spent(self.served.prices, (prompt, len(choice.ids), cached))
+
+    def reply(self, at: int) -> ChoiceReply:
+        choice = self.choices[at]
+        message = to_reply(choice.message())
+        return ChoiceReply(
+            self.name,
+            choice.index,
+            message,
+            match_keys.extend(self.plan.digests[-1], message),
+            self._responses[at] if self._responses else self.dialect.record(self, choice),
+            choice.reason,
+            None if choice.reason == ABORT else self.request.stored,
+            has_our_ids=True,
+        )
+
+    def record(self, at: int, reply: ChoiceReply) -> tuple[ModelCall, str | None]:
+        choice, renderer = self.choices[at], self.served.renderer
+        placed = self.session.lineages_of(self.policy).placed(self.plan, choice.index, self.sampling.n)
+        versions = token_versions(choice.spans, len(choice.ids), self.policy)
+        breach = self._breach(versions)
+        return model_call(
+            self,
+            reply,
+            AnsweredBy(
+                self.target.engine.kind,
+                self.target.url,
+                self.target.incarnation,
+                renderer.tokenizer_hash,
+                renderer.template_hash,
+            ),
+            call_id=self.call_id,
+            turn=self.plan.turn,
+            trace=TokenTrace(
+                placed["lineage"],
+                placed["opened"],
+                placed["prefix_len"],
+                {"dtype": "int32", "data": placed["prompt"]},
+                pack(choice.ids, "int32"),
+                pack(choice.logprobs, "float32"),
+                pack(versions, "int32"),
+            ),
+            sampling={
+                "temperature": self.sampling.temperature,
+                "top_p": self.sampling.top_p,
+                "top_k": self.sampling.top_k,
+                "max_tokens": self.sampling.max_tokens,
+                "seed": self.sampling.seed,
+                "stop": list(self.sampling.stop),
+                "n": self.sampling.n,
+            },
+            usage=(len(self.plan.prompt), len(choice.ids), self.cached),
+            cost=None if self.served.prices is None else self._spent(choice).money,
+            stop=None if choice.stop is None else str(choice.stop),
+            bar="other_version" if self.strayed else self._bar(choice) or breach,
+        ), breach
+
+    def size(self, reply: ChoiceReply) -> int:
+        return len(self.body) + len(reply.response) + len(self.plan.packed)
+
+    def fold(self, body: ModelCall, reply: ChoiceReply) -> None:
+        plan = self.plan
+        self.session.lineages_of(self.policy).apply(
+            body, plan.messages, plan.digests, plan.hash, reply.message, plan.options
+        )
+
+    def forget(self) -> None:
+        self.session.forget()
+
+    def distrust(self) -> None:
+        self.served.fleet.doubt(self.target)
+
+    def note(self, choice: ChoiceReply, at: int) -> None:
+        _calls.add(1, finish=choice.finish)
+        _tokens.add(len(self.choices[at].ids))
+
+    def _breach(self, versions: Any) -> str | None:
+        if not self.granted or not len(versions):
+            return None
+        if (versions < 0).any():
+            return "unknown_version"
+        return "old_version" if (versions < self.session.start["min_version"]).any() else None
+
+    def _bar(self, choice: Choice) -> str | None:
+        """Why a choice is never trained on, whatever its versions."""
+        if choice.reason == ABORT:
+            return "aborted"
+        if not choice.ids:
+            return "no_tokens"
+        if self.sampling.grammar is not None:
+            return "constrained"
+        if self.sampling.temperature == 0:
+            return "greedy"
+        if not self.sampling.from_policy:
+            return "altered_sampling"
+        return None if all(map(math.isfinite, choice.logprobs)) else "bad_logprobs"

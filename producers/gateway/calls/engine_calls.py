@@ -1,0 +1,138 @@
+"""From a request to a call of an engine of ours: read, given its session, written as tokens, routed.
+
+Invariant: a call that fails before its first token leaves no trace in its session, and begins no episode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from millrace.dialects.all import CHAT
+from millrace.dialects.base import Dialect
+from millrace.dialects.conversation import Ask, messages_of
+from millrace.dialects.errors import ApiError, of_engine
+from millrace.dialects.rendering.base import PromptTooLong, RenderError
+from millrace.dialects.template_options import template_options
+from millrace.infra.errors import ConfigError, EngineError, EngineRejected
+from millrace.infra.process.offload import HEAVY, aside
+from millrace.producers.gateway.calls.constraint import grammar_of
+from millrace.producers.gateway.calls.engine_call import EngineCall
+from millrace.producers.gateway.calls.gateway import Gateway, refuse_ended
+from millrace.producers.gateway.calls.models import wanted
+from millrace.producers.gateway.calls.sampling import to_sampling, too_long
+from millrace.producers.gateway.calls.understanding import understand
+from millrace.producers.gateway.http.callers import Caller
+from millrace.producers.gateway.marks import marked_id
+from millrace.producers.gateway.sessions.ownership import hints
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCalls:
+    """The calls of one gateway that its engines answer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def prepare(
+        self, caller: Caller, headers: Mapping[str, str], body: bytes, dialect: Dialect = CHAT
+    ) -> EngineCall:
+        """Everything of a call before its first token. Raises ApiError."""
+        gateway, engines = self.gateway, self.gateway.engines
+        if not engines.names:
+            raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
+        size = HEAVY if dialect.refers(body) else len(body)
+        recalled = partial(gateway.recall, caller, headers)
+        reading = await aside(size, understand, dialect, body, recalled, gateway.options)
+        request, body = reading.request, reading.body
+        policy, version = wanted(engines.names, request.model)
+        if policy is not None:
+            engines.of(policy)
+        await gateway.check_serves(caller)
+        names = hints(headers, *request.users, name=request.name, field=dialect.names_in)
+        session, proven, by = gateway.session_for_call(
+            caller, names, reading.messages, reading.digests, reading.used, policy
+        )
+        try:
+            served = engines.of(policy or session.policy)
+        except ApiError:
+            gateway.discard_if_empty(session)
+            raise
+        lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
+        response_id = f"{dialect.prefix}{marked_id(gateway.sessions.index)}"
+        plan = lineages.open(
+            reading.messages, reading.digests, reading.hash, response_id, proven=proven, options=reading.options
+        )
+        try:
+            # A call from here on: neither silence nor another call's failure ends its session meanwhile.
+            with gateway.calling(session, response_id):
+                size = len(body) + plan.weight
+                await aside(size, lineages.write, plan, request.tools, served.renderer, request.prompt)
+                grammar = None
+                if request.held:
+                    grammar = await aside(len(body), grammar_of, request, served.renderer.marks(plan.prompt))
+                room = served.max_model_len - len(plan.prompt)
+                sampling = to_sampling(request, session.defaults, room, grammar)
+                # A grant speaks of the versions of its own policy.
+                is_bounded = served.policy == session.policy
+                granted, minimum = session.granted and is_bounded, session.start["min_version"] if is_bounded else 0
+                patience_s = gateway.options.patience_s
+                target = await served.fleet.route(granted, minimum, affinity, patience_s, version)
+        except BaseException as error:
+            session.lineages_of(served.policy).withdraw(plan)
+            gateway.discard_if_empty(session)
+            if isinstance(error, RenderError):
+                raise _unwritten(error, request.asked_in) from error
+            if isinstance(error, EngineRejected):
+                raise of_engine(error) from error
+            if isinstance(error, EngineError):
+                raise _unserved(error) from error
+            raise
+        if session.ended:
+            raise refuse_ended(session)
+        session.engines[served.policy] = target.url
+        return EngineCall(
+            session=session,
+            dialect=dialect,
+            body=body,
+            outline=reading.outline,
+            identified_by=by,
+            payer=caller.key,
+            name=response_id,
+            request=request,
+            plan=plan,
+            sampling=sampling,
+            served=served,
+            target=target,
+            version=version,
+            process=gateway.sessions.index,
+        )
+
+    async def count(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        """Tokens of the prompt of a request, as a conversation of its own would have it. Raises ApiError."""
+        if not self.gateway.engines.names:
+            raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
+        try:
+            return await aside(len(body), self._counted, parse, body)
+        except RenderError as error:
+            raise _unwritten(error, "messages") from error
+
+    def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
+        request = parse(body)
+        policy, _ = wanted(self.gateway.engines.names, request.model)
+        renderer = self.gateway.engines.of(policy or self.gateway.options.policy).renderer
+        return len(renderer.render(messages_of(request.turns), request.tools, template_options(body)))
+
+
+def _unwritten(error: RenderError, asked_in: str) -> ApiError:
+    """The template does not write these messages, or the context does not hold them."""
+    if isinstance(error, PromptTooLong):
+        return too_long(asked_in)
+    return ApiError(400, str(error), param=asked_in, code="unsupported_messages")
+
+
+def _unserved(error: EngineError) -> ApiError:
+    """No engine could be given the call: the client may try again."""
+    logger.warning("no engine for a call: %s", error)
+    return ApiError(503, str(error), type="server_error", code="no_engine", retry_after_s=1)

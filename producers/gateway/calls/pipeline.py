@@ -1,0 +1,198 @@
+"""The one way of a call, whoever answers it: answered, marked, streamed, recorded, told to its end.
+
+    Call.open, answer or pieces -> mark -> bytes to the client -> Call.close -> records -> synced -> the last bytes
+
+Invariants: everything about a reply is in the capture log before its last byte leaves, and a mark, by which the next
+process labels what a killed one left, before its first; what cannot be captured leaves a gap there and never costs the
+reply, unless capture is required: then its last byte does not leave; a reply that breaks off, or whose client left, is
+recorded as aborted with what came; a call that failed before anything was answered leaves no trace in its session, and
+begins no episode; cancelling a call leaves nothing unrecorded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+
+from millrace.dialects.errors import ApiError
+from millrace.infra.process.offload import Step, by_turns
+from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.sessions.recorder import LARGE
+from millrace.schemas.ids import now_micros
+
+logger = logging.getLogger(__name__)
+
+
+class CallPipeline:
+    """That of the calls of one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def whole(self, call: Call) -> WholeReply:
+        """The whole answer, recorded. Raises ApiError."""
+        gateway = self.gateway
+        try:
+            with gateway.calling(call.session, call.name):
+                reply = await call.answer()
+        except asyncio.CancelledError:
+            call.break_off(is_unread=True)
+            self._record_at_once(call)
+            raise
+        except ApiError:
+            if call.is_answered:
+                await self._record(call)
+            raise
+        finally:
+            if not call.is_answered:
+                gateway.discard_if_empty(call.session)
+        if call.is_answered:
+            await self._record(call)
+            await gateway.recorder.kept(call.session, lost=call.lost)
+            call.check()
+        return reply
+
+    async def open(self, call: Call) -> WholeReply | None:
+        """Ask for a stream: None, or a refusal instead of it. Raises ApiError."""
+        gateway = self.gateway
+        try:
+            with gateway.calling(call.session, call.name):
+                refusal = await call.open()
+        except asyncio.CancelledError:
+            call.break_off(is_unread=True)
+            self._record_at_once(call)
+            raise
+        except ApiError:
+            gateway.discard_if_empty(call.session)
+            raise
+        if refusal is not None:
+            gateway.discard_if_empty(call.session)
+        return refusal
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """A stream that is open, what is ready at once together. Raises ApiError before its first bytes only."""
+        gateway, is_recorded = self.gateway, False
+        try:
+            with gateway.calling(call.session, call.name):
+                async with aclosing(call.pieces()) as pieces:
+                    async for piece in pieces:
+                        self._mark(call)
+                        yield piece
+                await call.close()
+                is_recorded = True
+                await by_turns(self._records(call))
+            await gateway.recorder.kept(call.session, lost=call.lost)
+            yield call.end()
+        except ApiError as error:
+            if not call.is_answered:
+                is_recorded = True
+                gateway.discard_if_empty(call.session)
+                raise
+            rest = b"" if is_recorded else call.rest()  # what is not captured is not told to its end
+            if not is_recorded:
+                is_recorded = True
+                await self._record(call)
+            yield rest + call.dialect.failed(error).sse()
+        finally:
+            if not is_recorded:
+                call.break_off(is_unread=False)
+                self._record_at_once(call)
+
+    def leave(self, call: Call) -> None:
+        """Nobody reads a stream that is open: it is recorded as aborted."""
+        call.break_off(is_unread=True)
+        self._record_at_once(call)
+
+    def _mark(self, call: Call) -> None:
+        """A part of a reply is about to be told before its record. Its episode begins now."""
+        if not call.marked:
+            call.marked = True
+            # The mark first: a kill between the two leaves nothing that was begun and has no end.
+            self.gateway.recorder.underway.begin(call.name, call.session.id)
+            call.lost = not self.gateway.ensure_started(call.session)
+
+    # ------------------------------------------------------------------ records
+
+    async def _record(self, call: Call) -> None:
+        """Every choice of a call into the log, between which others have their turn. Never raises: a reply is not lost
+        to its client because it cannot be captured."""
+        with self.gateway.calling(call.session, call.name):
+            await by_turns(self._records(call))
+
+    def _record_at_once(self, call: Call) -> None:
+        for _ in self._records(call):
+            pass
+
+    def _records(self, call: Call) -> Iterator[Step]:
+        """A step for each choice, and before it one beside the loop where much is to be written; nothing happens
+        between the last choice and the end."""
+        session, recorder = call.session, self.gateway.recorder
+        call.lost = not self.gateway.ensure_started(session) or call.lost
+        mark = recorder.underway.note(call.name)  # beside the last
+        reason = call.unreadable()
+        if reason is not None:
+            logger.warning("%s of %s: %s", call.name, session.id, reason)
+            recorder.missed(session, "model_call", reason, call.spending(0) | mark)
+        for at in range(call.count if reason is None else 0):
+            if at:
+                yield None
+            notes = call.spending(at) | (mark if at == call.count - 1 else {})
+            try:
+                reply = call.reply(at)
+                # Its caller may echo it, whatever becomes of its record.
+                self.gateway.sessions.replied(session, reply.digest, reply.message if reply.has_our_ids else None)
+                body, breach = call.record(at, reply)
+                draft = None
+                if call.size(reply) >= LARGE:
+                    draft = recorder.draft(session, "model_call", body, actor="policy", policy=call.policy)
+                    stand = session.stand(call.policy)
+                    yield draft.write
+                    if session.stand(call.policy) != stand:  # another call of the session was recorded meanwhile
+                        draft, (body, breach) = None, call.record(at, reply)
+                call.fold(body, reply)  # before it is written: a start folds the same again
+            except Exception as error:
+                logger.exception("%s of %s cannot be captured", call.name, session.id)
+                call.forget()
+                call.lost = True
+                recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}", notes)
+                continue
+            if breach is not None:
+                logger.warning("%s of %s: %s from %s", call.name, session.id, breach, body["engine_version"])
+                call.distrust()
+            id = recorder.record(
+                session,
+                "model_call",
+                body,
+                actor="policy",
+                event_time=call.when,
+                draft=draft,
+                notes=notes,
+                policy=call.policy,
+            )
+            call.lost = call.lost or id is None
+            if id is not None:
+                session.said_before(call.policy).recorded(id, call.outline)
+            try:
+                self._index(call, at, reply, is_recorded=id is not None)
+            except Exception:  # the call is recorded: only what later calls may say of it is lost
+                logger.exception("%s: what a choice said cannot be looked into", session.id)
+        for gap in call.gaps() if reason is None else ():
+            recorder.missed(session, "model_call", gap)
+        recorder.underway.done(call.name)
+        session.touch()
+
+    def _index(self, call: Call, at: int, reply: ChoiceReply, *, is_recorded: bool) -> None:
+        """The session knows a choice, as a start makes it know it."""
+        session, sessions = call.session, self.gateway.sessions
+        if reply.stored is not None and (is_recorded or not self.gateway.recorder.required):
+            sessions.stored.keep(reply.id, session, reply.stored, reply.response, origin=reply.origin)
+        session.asks.called(call.messages, call.when, call.replaces)
+        session.asks.replied(reply.id, reply.message, now_micros())
+        if not at:
+            self.gateway.followed_up(session, call.messages, call.digests)
+        if is_recorded:
+            sessions.answered(session, reply.id, reply.digest)
+        session.said = reply.message["content"] or session.said
+        call.note(reply, at)

@@ -1,0 +1,107 @@
+"""The routes of episodes, and of the health of the gateway that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from millrace.dialects.errors import ApiError
+from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.policies import SERVED
+from millrace.producers.gateway.episodes.service import Episodes
+from millrace.producers.gateway.http.handling import Handler, enter, json_of
+from millrace.producers.gateway.sessions.ownership import HELD
+
+Work = Callable[[Any, bytes], Awaitable[dict[str, Any]]]
+
+
+class EpisodeRoutes:
+    """Those of one gateway. `address`: where sessions are told to come back to, never what a request says of it."""
+
+    def __init__(self, gateway: Gateway, address: str) -> None:
+        self.gateway = gateway
+        self.address = address
+        self.episodes = Episodes(gateway)
+
+    def handlers(self) -> dict[str, Handler]:
+        """By the name of the route."""
+        return {
+            "start": self._start,
+            "sessions": self._sessions,
+            "reward": self._reward,
+            "feedback": self._feedback,
+            "events": partial(self._on_session, self.episodes.events),
+            "end": partial(self._on_session, self.episodes.end),
+            "health": self._health,
+        }
+
+    async def _start(self, request: Request) -> Response:
+        self.gateway.check_open()
+        visit, caller = enter(request, self.gateway.callers)
+        body, must_exist = await visit.body(request), HELD in request.headers
+        return json_of(await self.episodes.start(caller, body, f"{self.address}/v1", held=must_exist))
+
+    async def _sessions(self, request: Request) -> Response:
+        _, caller = enter(request, self.gateway.callers)
+        return json_of({"sessions": self.episodes.of_name(caller, request.query_params.get("name"))})
+
+    async def _reward(self, request: Request) -> Response:
+        visit, caller = enter(request, self.gateway.callers)
+        session = self.episodes.judged(caller, request.path_params["id"], request.headers)
+        return json_of(await self.episodes.reward(caller, session, await visit.body(request)))
+
+    async def _feedback(self, request: Request) -> Response:
+        visit, caller = enter(request, self.gateway.callers)
+        return json_of(await self.episodes.feedback(caller, await visit.body(request)))
+
+    async def _on_session(self, work: Work, request: Request) -> Response:
+        visit, caller = enter(request, self.gateway.callers)
+        session = self.episodes.own(caller, request.path_params["id"])
+        return json_of(await work(session, await visit.body(request)))
+
+    async def _health(self, request: Request) -> Response:
+        gateway = self.gateway
+        gateway.check_open()
+        # No error: a load balancer would turn away rewards and ends of episodes too.
+        recorder = gateway.recorder
+        down = await recorder.down() if recorder.required else None
+        policies = gateway.engines.standing()
+        status = "capture down" if down is not None else _overall(policies)
+        try:
+            enter(request, gateway.callers)
+        except ApiError:
+            return json_of({"status": status})  # a load balancer has no key; what is behind is not its business
+        log = recorder.log
+        engines = {
+            target.url: {"version": target.version, "running": target.running}
+            for served in gateway.engines.served.values()
+            for target in served.fleet.targets.values()
+        }
+        sessions = gateway.sessions
+        state = {
+            "status": status,
+            "policies": policies,
+            "sessions": len(sessions.live),
+            "unreadable": len(sessions.unreadable),
+        }
+        return json_of(
+            {
+                **state,
+                "engines": engines,
+                "capture": "required" if recorder.required else "best-effort",
+                "lost": recorder.lost,
+                "captured": log.end,
+                "forwarded": log.acked,
+                "waiting_bytes": log.waiting,
+            }
+        )
+
+
+def _overall(policies: Mapping[str, str]) -> str:
+    """How a gateway stands whose policies stand so: by name, see `Gateway.standing`."""
+    served = [standing == SERVED for standing in policies.values()]
+    return "ok" if all(served) else "partial" if any(served) else "no engine"
