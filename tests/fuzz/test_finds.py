@@ -24,11 +24,11 @@ from millrace.dialects.rendering import messages
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.responses import reader as responses_reader
 from millrace.producers.gateway import socket
-from millrace.producers.gateway.calls import call, gateway, models
+from millrace.producers.gateway.calls import engine_call, engine_calls, models
 from millrace.producers.gateway.episodes import bodies
 from millrace.producers.gateway.episodes import service as episodes
 from millrace.producers.gateway.sessions import ownership, responses
-from millrace.producers.gateway.upstreams import door, embeddings
+from millrace.producers.gateway.upstreams import embeddings, upstream_routes
 from tests.fuzz.test_gateway import BUDGET, EVERY_BUDGET, OTHERS, UPSTREAM_BUDGET, loud, renderer, rounds
 from tests.fuzz.test_keys import same_keys
 from tests.support.every_fuzz import EveryTraffic
@@ -89,9 +89,9 @@ def _any_version(policies: Any, model: str) -> models.WantedModel:
 ENGINES: dict[str, Mutant] = {
     "contents that are no text": (chat_request, "_parts", lambda content, at: [Text(content)]),
     "options that are not served": (chat_request, "_check", lambda request: None),
-    "labels of what is held or altered": (call.Call, "_why_not", lambda self, choice: None),
+    "labels of what is held or altered": (engine_call, "bar_of", lambda choice, sampling: None),
     "long names in reports": (bodies, "_check_names", lambda field, value: None),
-    "long names of conversations": (gateway, "hints", _unlimited),
+    "long names of conversations": (engine_calls, "hints", _unlimited),
     "long names in messages": (chat_request, "_check_names", lambda message, at: None),
     "wide numbers in arguments": (chat_request, "_plain", _written),
     "wide numbers in tasks": (episodes, "_text", lambda value: orjson.dumps(value).decode()),
@@ -107,11 +107,11 @@ UPSTREAM: dict[str, Mutant] = {
 EVERY: dict[str, Mutant] = {
     "maps of responses of an upstream": (responses_reader, "mapping", lambda given: given),
     "counts of embeddings": (embeddings, "number", lambda given, otherwise=0: given),
-    "text that a parser skips": (door, "read_head", _skipping),
+    "text that a parser skips": (upstream_routes, "read_head", _skipping),
     "prompts that are counted": (messages_dialect, "parse_count", _trusting),
     "frames that are no JSON": (socket, "request_of", lambda frame: orjson.dumps({**orjson.loads(frame)})),
     "responses of another tenant": (responses.ResponseStore, "find", _anybody),
-    "versions that are named": (gateway, "wanted", _any_version),
+    "versions that are named": (engine_calls, "wanted", _any_version),
     "options of completions": (completions, "_check", lambda request: None),
     "feedback that says nothing": (bodies.FeedbackIn, "reward", lambda self: self.nothing),
 }

@@ -1,16 +1,21 @@
 """One of the replies of a call, as an engine samples it.
 
-Invariant: ids, log-probabilities and version spans are kept as the engine gave them, in its order."""
+Invariants: ids, log-probabilities and version spans are kept as the engine gave them, in its order; whether it may be
+trained on is a function of what is recorded of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millrace.dialects.conversation import Part, Text, Thinking, ToolUse, ToolUsePiece
 from millrace.dialects.rendering.base import Parser, ReplyDelta
-from millrace.infra.engines.base import ABORT, Chunk, LabelSpan
+from millrace.infra.engines.base import ABORT, Chunk, LabelSpan, Sampling
 from millrace.infra.process.offload import SLICE
 from millrace.producers.gateway.marks import minted_call
 
@@ -125,3 +130,27 @@ class Choice:
         if self.calls:
             out["tool_calls"] = self.calls
         return out
+
+
+def bar_of(choice: Choice, sampling: Sampling) -> str | None:
+    """Why a choice is never trained on, whatever its versions."""
+    if choice.reason == ABORT:
+        return "aborted"
+    if not choice.ids:
+        return "no_tokens"
+    if sampling.grammar is not None:
+        return "constrained"
+    if sampling.temperature == 0:
+        return "greedy"
+    if not sampling.from_policy:
+        return "altered_sampling"
+    return None if all(map(math.isfinite, choice.logprobs)) else "bad_logprobs"
+
+
+def breach_of(versions: NDArray[np.int32], minimum: int) -> str | None:
+    """How the versions of its tokens break a grant, which bounds them from below."""
+    if not len(versions):
+        return None
+    if (versions < 0).any():
+        return "unknown_version"
+    return "old_version" if (versions < minimum).any() else None

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
 
 from millrace.dialects import match_keys
 from millrace.dialects.base import ReplyStream
@@ -25,8 +23,9 @@ from millrace.infra.engines.base import ABORT, Chunk, Sampling, Usage, token_ver
 from millrace.infra.errors import EngineError
 from millrace.infra.process.offload import SLICE, aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, TokenTrace, WholeReply, model_call
-from millrace.producers.gateway.calls.choice import Choice, slices
+from millrace.producers.gateway.calls.choice import Choice, bar_of, breach_of, slices
 from millrace.producers.gateway.calls.fleet import EngineTarget
+from millrace.producers.gateway.calls.sampling import recorded
 from millrace.producers.gateway.calls.served_policy import Served
 from millrace.producers.gateway.sessions.lineage import CallStart
 from millrace.producers.gateway.sessions.session import to_reply
@@ -327,7 +326,7 @@ class EngineCall(Call):
         choice, renderer = self.choices[at], self.served.renderer
         placed = self.session.lineages_of(self.policy).placed(self.plan, choice.index, self.sampling.n)
         versions = token_versions(choice.spans, len(choice.ids), self.policy)
-        breach = self._breach(versions)
+        breach = breach_of(versions, self.session.start["min_version"]) if self.granted else None
         return model_call(
             self,
             reply,
@@ -349,19 +348,11 @@ class EngineCall(Call):
                 pack(choice.logprobs, "float32"),
                 pack(versions, "int32"),
             ),
-            sampling={
-                "temperature": self.sampling.temperature,
-                "top_p": self.sampling.top_p,
-                "top_k": self.sampling.top_k,
-                "max_tokens": self.sampling.max_tokens,
-                "seed": self.sampling.seed,
-                "stop": list(self.sampling.stop),
-                "n": self.sampling.n,
-            },
+            sampling=recorded(self.sampling),
             usage=(len(self.plan.prompt), len(choice.ids), self.cached),
             cost=None if self.served.prices is None else self._spent(choice).money,
             stop=None if choice.stop is None else str(choice.stop),
-            bar="other_version" if self.strayed else self._bar(choice) or breach,
+            bar="other_version" if self.strayed else bar_of(choice, self.sampling) or breach,
         ), breach
 
     def size(self, reply: ChoiceReply) -> int:
@@ -382,24 +373,3 @@ class EngineCall(Call):
     def note(self, choice: ChoiceReply, at: int) -> None:
         _calls.add(1, finish=choice.finish)
         _tokens.add(len(self.choices[at].ids))
-
-    def _breach(self, versions: Any) -> str | None:
-        if not self.granted or not len(versions):
-            return None
-        if (versions < 0).any():
-            return "unknown_version"
-        return "old_version" if (versions < self.session.start["min_version"]).any() else None
-
-    def _bar(self, choice: Choice) -> str | None:
-        """Why a choice is never trained on, whatever its versions."""
-        if choice.reason == ABORT:
-            return "aborted"
-        if not choice.ids:
-            return "no_tokens"
-        if self.sampling.grammar is not None:
-            return "constrained"
-        if self.sampling.temperature == 0:
-            return "greedy"
-        if not self.sampling.from_policy:
-            return "altered_sampling"
-        return None if all(map(math.isfinite, choice.logprobs)) else "bad_logprobs"

@@ -9,6 +9,7 @@ from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.engines.base import Grammar, Sampling
 from millrace.infra.errors import EngineRejected
 from millrace.schemas import bounds
+from millrace.schemas.records import Sampling as SamplingRecord
 
 
 def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar | None = None) -> Sampling:
@@ -62,3 +63,16 @@ def too_long(asked_in: str) -> ApiError:
     """The refusal of a prompt, in this field of its request, that leaves no room for a reply."""
     said = "The conversation is longer than the model's context"
     return bad_request(said, param=asked_in, code="context_length_exceeded")
+
+
+def recorded(sampling: Sampling) -> SamplingRecord:
+    """How tokens were drawn, as records have it."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "n": sampling.n,
+    }

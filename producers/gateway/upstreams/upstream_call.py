@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from millrace.dialects import match_keys
 from millrace.dialects.answers import WholeAnswer
 from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.head import RequestHead, renamed
-from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
+from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadRequest
 from millrace.dialects.recall import Recalled, ResponseOrigin
 from millrace.dialects.rendering.base import Message
 from millrace.infra.engines.base import ABORT
@@ -28,8 +27,7 @@ from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedRepl
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, WholeReply, model_call
-from millrace.producers.gateway.prices import cost
-from millrace.producers.gateway.spending import Spent, borne, spent
+from millrace.producers.gateway.upstreams.bill import NO_ANSWER, AnswerFacts, Bill, bill_of
 from millrace.producers.gateway.upstreams.cut import Cut
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
@@ -44,29 +42,6 @@ TOGETHER = 16 << 20
 """bytes that the records of one answer's choices may have, each of which holds the request and the whole answer"""
 BROKE_OFF = "the upstream broke off its answer"
 """of an answer that was not streamed, of which its client was told nothing"""
-NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
-
-
-class AnswerFacts(NamedTuple):
-    """An answer as it is recorded: the response, and what it says, None where nobody here can read it. `size`: bytes
-    that came; `unread`: parts of a stream that could not be read, of `unread_bytes`; `finish`: why it ended, where that
-    is not for it to say; `fault`: what is wrong with it, where that is known."""
-
-    response: bytes
-    read: ReadAnswer | None
-    size: int
-    unread: int = 0
-    unread_bytes: int = 0
-    finish: str | None = None
-    streamed: bool = False
-    fault: str = ""
-
-
-class Bill(NamedTuple):
-    """What all records of a call add, and what the first of them says that it cost: None where nobody knows."""
-
-    spent: Spent
-    cost: float | None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -258,7 +233,7 @@ class UpstreamCall(Call):
 
     @property
     def _answer(self) -> WholeAnswer:
-        return self.facts.read.answer if self.facts is not None and self.facts.read is not None else NO_ANSWER
+        return NO_ANSWER if self.facts is None else self.facts.answer
 
     def unreadable(self) -> str | None:
         assert self.facts is not None
@@ -347,22 +322,9 @@ class UpstreamCall(Call):
         return turn
 
     def _billed(self) -> Bill:
-        """What a call bears: what its upstream counted, which is final for an answer that came to its end; in place of
-        what is not known an estimate, of which no record says that it is the cost."""
-        if self._bill is not None:
-            return self._bill
-        facts, answer = self.facts, self._answer
-        assert facts is not None
-        aborted = any((facts.finish or choice.finish or ABORT) == ABORT for choice in answer.choices)
-        size = facts.read.size + facts.unread_bytes if facts.read and answer.choices else facts.size
-        is_final = not (facts.streamed and aborted)
-        usage = borne(answer.usage, len(self.body), size, final=is_final)
-        is_counted = is_final and usage == answer.usage
-        bill = spent(self.rule.prices, usage)
-        for received in self.broken:
-            lost = spent(self.rule.prices, borne((0, 0, 0), len(self.body), received))
-            bill = Spent(bill.tokens + lost.tokens, bill.money + lost.money)
-        self._bill = Bill(bill, cost(self.rule.prices, usage) if is_counted else None)
+        if self._bill is None:
+            assert self.facts is not None
+            self._bill = bill_of(self.facts, len(self.body), self.rule.prices, self.broken)
         return self._bill
 
 
