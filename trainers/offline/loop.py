@@ -8,7 +8,6 @@ beside the versions says what made them; another run is refused.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from millrace.infra import durable
+from millrace.infra.versions import NAME, remove
 from millrace.trainers import flops
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
@@ -158,7 +158,7 @@ def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Faul
         raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
     saved = checkpoint.write(out, version, state, fault=fault)
     for _, path in versions(out)[:-keep]:
-        shutil.rmtree(path)
+        remove(path)
     return saved
 
 
@@ -167,12 +167,8 @@ def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Faul
 
 def versions(out: Path) -> list[tuple[int, Path]]:
     """The versions in `out`, oldest first."""
-    numbered = []
-    for path in out.glob("v*-*"):
-        number = path.name[1:].partition("-")[0]
-        if path.is_dir() and number.isdecimal():
-            numbered.append((int(number), path))
-    return sorted(numbered)
+    names = [(NAME.fullmatch(path.name), path) for path in out.glob("v*-*") if path.is_dir()]
+    return sorted((int(name["version"]), path) for name, path in names if name)
 
 
 def _beginning(

@@ -7,7 +7,6 @@ before training goes on, so that the same step is trained again; versions are de
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +26,7 @@ from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.history.newest import Head
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
+from millrace.infra.versions import PIN, remove
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.trainers.offline.loop import RunListener, versions
@@ -79,10 +79,12 @@ class Announcer(RunListener):
         for number, path in versions(self._root):
             if number <= self.head.version and number not in committed:
                 continue  # its records cannot be read, so nobody can tell
-            if path.name != f"v{number}-{committed.get(number, '')[:12]}":
-                shutil.rmtree(path)
-        kept = [number for number, _ in versions(self._root)]
-        if not kept or kept[-1] != self.head.version:
+            if path.name != f"v{number}-{committed.get(number, '')[:12]}" and not remove(path):
+                raise BranchError(
+                    f"{path} was never announced, and it is pinned or cannot be renamed: move it out of {self._root}, "
+                    f"or remove the file {PIN} in it"
+                )
+        if self.head.version not in dict(versions(self._root)):
             raise BranchError(
                 f"version {self.head.version} of {self.head.weights['policy']} is not in {self._root}: restore "
                 f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"

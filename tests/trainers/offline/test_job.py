@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from millrace.apps.demo import tiny
+from millrace.infra.versions import PIN
 from millrace.trainers.errors import BadConfiguration, BadData
 from millrace.trainers.evaluation import answering
 from millrace.trainers.offline.job import Job
@@ -144,6 +145,13 @@ def test_a_finished_run_can_be_extended(model: Path, shown: Path, tmp_path: Path
     run(made)
     assert run(replace(made, steps=6, resume=True)).digest == whole.digest
     assert run(replace(made, steps=6, resume=True)).digest == whole.digest, "nothing is left to do"
+
+
+def test_a_pinned_version_stays_beside_the_newest(model: Path, shown: Path, tmp_path: Path) -> None:
+    made = short("sft", model, shown, tmp_path, steps=1, save_every=1, keep=1)
+    (run(made).path / PIN).touch()
+    run(replace(made, steps=4, resume=True))
+    assert [number for number, _ in versions(tmp_path)] == [1, 4]
 
 
 def test_a_rate_that_falls_reaches_its_floor_with_the_last_batch(model: Path, shown: Path, tmp_path: Path) -> None:
