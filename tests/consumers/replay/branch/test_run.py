@@ -84,9 +84,9 @@ class Loud(Heard):
         self.said = StringIO()
         self._screen = BranchScreen(Terminal(file=self.said, width=200), BranchOptions("b"))
 
-    def scored(self, reach: Reach) -> None:
-        super().scored(reach)
-        self._screen.scored(reach)
+    def on_reach(self, reach: Reach) -> None:
+        super().on_reach(reach)
+        self._screen.on_reach(reach)
 
 
 def test_the_guard_warns_and_refuses_by_what_it_scores_from_the_starting_weights(place: Place) -> None:
