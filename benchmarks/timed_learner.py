@@ -21,7 +21,7 @@ def main() -> None:
             out.write(json.dumps([time.time(), name]) + "\n")
 
         at("started")
-        run(load(), at=at)
+        run(load(), on_phase=at)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def branch(
     if places is not None:
         options["selection"] = f"places of {places.name}"
     elif sql:
-        options["selection"] = entry("millrace.consumers.replay.asked:one")(sql)
+        options["selection"] = entry("millrace.consumers.replay.sql_selection:one")(sql)
     options["knobs"] = parse_knobs(options["knobs"])
     job = entry("millrace.consumers.replay.branch.job:BranchOptions")(
         name,

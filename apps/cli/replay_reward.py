@@ -45,7 +45,7 @@ def reward(
     settings = call(context).settings()
     rule = entry("millrace.consumers.export.select:from_flags")
     wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
-    asked = entry("millrace.consumers.replay.again:RejudgeRequest")(
+    asked = entry("millrace.consumers.replay.rejudge:RejudgeRequest")(
         name=name or rubric,
         verifier=verifier,
         rubric=rubric,
@@ -55,10 +55,10 @@ def reward(
         what_is_left=what_is_left,
     )
     with complain.status("reading the log") as status:
-        found = entry("millrace.consumers.replay.again:run")(
+        found = entry("millrace.consumers.replay.rejudge:run")(
             settings, asked, wanted, lambda done, of: status.update(f"{done:,} of {of:,} judged"), query(select)
         )
-    for line in entry("millrace.consumers.replay.again:lines")(found):
+    for line in entry("millrace.consumers.replay.rejudge:lines")(found):
         console.print(line, highlight=False, soft_wrap=True)
     if found.judged:
         console.print("refine admits them to events while it runs", highlight=False)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from millrace.infra import telemetry
 from millrace.trainers.offline.job import Job
-from millrace.trainers.offline.loop import RunListener
+from millrace.trainers.offline.loop import RunObserver
 from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
@@ -45,11 +45,11 @@ def train(
         opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
         for tracker in opened:
             stack.callback(tracker.close)
-        version = run(job, trackers=opened, listener=screen)
+        version = run(job, trackers=opened, observer=screen)
     console.print(f"wrote {version.path}", highlight=False, soft_wrap=True)
 
 
-class TrainingScreen(RunListener):
+class TrainingScreen(RunObserver):
     """Shows a training. Use it as a context."""
 
     def __init__(self, algorithm: str, console: Console, complain: Console) -> None:
@@ -77,12 +77,12 @@ class TrainingScreen(RunListener):
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def refused(self, where: str, reason: str) -> None:
+    def on_refusal(self, where: str, reason: str) -> None:
         self._refused += 1
         if self._refused <= SHOWN:
             self._complain.print(f"[yellow]left out[/] {escape(f'{where}: {reason}')}", highlight=False, soft_wrap=True)
 
-    def began(self, step: int, steps: int, items: int) -> None:
+    def on_start(self, step: int, steps: int, items: int) -> None:
         self._steps = steps
         if self._refused:
             self._complain.print(
@@ -92,7 +92,7 @@ class TrainingScreen(RunListener):
         self._bar.update(self._task, total=steps, completed=step)
         self._bar.start_task(self._task)
 
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         _tokens.add(metrics.get("tokens_computed", 0.0), algorithm=self._algorithm)
         for name, value in metrics.items():
             _value.set(value, algorithm=self._algorithm, name=name)
@@ -103,10 +103,10 @@ class TrainingScreen(RunListener):
             self._printed = time.monotonic()
             self._say(f"batch {step} of {self._steps}  {numbers}")
 
-    def saved(self, version: Checkpoint) -> None:
+    def on_version(self, version: Checkpoint) -> None:
         self._say(f"version {version.path.name}")
 
-    def noted(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self._complain.print(f"[yellow]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def _say(self, text: str) -> None:

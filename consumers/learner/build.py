@@ -26,7 +26,7 @@ from millrace.infra.log.history import newest
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.topics import full_name
 from millrace.infra.versions import located
-from millrace.schemas.records import LedgerEntry, WeightVersion
+from millrace.schemas.records import WeightVersion
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.factory import check_model
@@ -61,9 +61,6 @@ def build(
     bus: Bus,
     *,
     stopping: Callable[[], bool],
-    note: Callable[[str], None],
-    at: Callable[[str], None] | None = None,
-    said: Callable[[LedgerEntry], None] | None = None,
 ) -> Parts:
     """The parts of a learner of an existing policy, its rendezvous store listening. Raises PolicyError without one."""
     names = policy_names.topics(settings)
@@ -112,11 +109,6 @@ def build(
         trainer=trainer,
         timeout_s=settings.learner.collective_timeout_s,
         stopping=stopping,
-        note=note,
-        at=at or _nobody,
-        said=said or _nobody,
-        holds=_nobody,
-        waits=_nobody,
         sender=WeightSender(host, settings.learner.collective_timeout_s)
         if settings.engine.weights == "broadcast"
         else None,
@@ -203,7 +195,3 @@ def _sample(reward: float) -> Sample:
         group="warm-up",
         trajectory=f"warm-up-{reward}",
     )
-
-
-def _nobody(_: object) -> None:
-    """Hears what nobody else wants to."""

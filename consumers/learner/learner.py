@@ -38,9 +38,9 @@ class Learner:
     def run(self) -> None:
         """Join, and train until it is over. Raises LearnerError when going on makes no sense."""
         p = self._parts
-        p.at(f"port {p.url.rpartition(':')[2]}")
+        p.observer.on_phase(f"port {p.url.rpartition(':')[2]}")
         p.membership.join()
-        p.at("joined")
+        p.observer.on_phase("joined")
         try:
             while not p.stopping():
                 roster = self._settle()
@@ -58,9 +58,9 @@ class Learner:
         except UnreachableError as error:
             reason = str(error)
         else:
-            p.at("agreed")
+            p.observer.on_phase("agreed")
             return roster
-        p.note(f"the log does not answer: {reason}")
+        p.observer.warn(f"the log does not answer: {reason}")
         time.sleep(RETRY_S)
         return None
 
@@ -69,15 +69,15 @@ class Learner:
         p = self._parts
         say = layouts.spare if roster.world else layouts.awaited
         why = say(p.settings.learner, len(roster.members))
-        p.at("aside")
-        p.waits(why)
-        p.note(why)
+        p.observer.on_phase("aside")
+        p.observer.on_idle(why)
+        p.observer.warn(why)
         try:
             mismatch.refuse(p, roster)
             return standby.wait(p, roster)
         except (RegroupError, UnreachableError) as error:
             reason = _first_line(error)
-        p.note(f"no longer waiting as a spare: {reason}")
+        p.observer.warn(f"no longer waiting as a spare: {reason}")
         return False
 
     def _together(self, roster: Roster) -> bool:
@@ -99,11 +99,11 @@ class Learner:
             if roster.world == 1:
                 raise
             broke, ours = _first_line(error), True
-        p.at("broke" if broke else "ended")
+        p.observer.on_phase("broke" if broke else "ended")
         self._watchdog.rest()
         p.backend.tear_down()
         generation.close()
-        p.at("torn")
+        p.observer.on_phase("torn")
         self._breaks = self._breaks + 1 if ours and not generation.stepped else 0
         if self._breaks > MOST_BREAKS:
             raise LearnerError(
@@ -111,7 +111,7 @@ class Learner:
                 "learners' logs say what ended them; one that dies in every step may lack memory: lower [learner] "
                 "tokens_per_pack"
             )
-        p.note(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
+        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
         return isinstance(ended, Stop)
 
 

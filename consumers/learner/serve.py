@@ -29,11 +29,11 @@ PATIENCE_S = 30.0
 """longest that a learner waits at its end for the log to take its last status"""
 
 
-def run(settings: Settings, *, at: Callable[[str], None] | None = None) -> None:
+def run(settings: Settings, *, on_phase: Callable[[str], None] = lambda _: None) -> None:
     """Learn until SIGTERM, SIGINT or `max_versions`. Raises RefusedMember when this learner differs from the others."""
     stop = _Stop()
     with connect(settings) as bus:
-        _serve(settings, bus, stop, at)
+        _serve(settings, bus, stop, on_phase)
 
 
 class _Stop:
@@ -51,7 +51,7 @@ class _Stop:
         return self.asked
 
 
-def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] | None) -> None:
+def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
     installed.check(settings.learner.trackers)
     if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
         let_commit(settings, bus, stop)
@@ -61,9 +61,10 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     from millrace.consumers.learner.build import build
     from millrace.consumers.learner.group.watch import Watchdog
     from millrace.consumers.learner.learner import Learner
+    from millrace.consumers.learner.step.parts import LearnerObserver
     from millrace.consumers.learner.version.tracking import Tracking
 
-    parts = build(settings, bus, stopping=stop, note=log.warning, at=at)
+    parts = build(settings, bus, stopping=stop)
     heartbeat = Heartbeat(
         bus,
         settings.namespace,
@@ -79,14 +80,25 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, at: Callable[[str], None] 
     tracking = Tracking.of(settings, bus, parts.topics["ledger"])
     screen = LearnerScreen(settings.policy.name, settings.learner.max_versions, Terminal())
 
-    def said(entry: LedgerEntry) -> None:
-        measure(entry)
-        screen.show(entry)
-        tracking.write(entry)
+    class Observer(LearnerObserver):
+        def on_phase(self, phase: str) -> None:
+            on_phase(phase)
 
-    parts.said = said
-    parts.holds = lambda version: heartbeat.say("serving", version)
-    parts.waits = lambda why: heartbeat.say("starting", None, why)
+        def on_idle(self, reason: str) -> None:
+            heartbeat.say("starting", None, reason)
+
+        def on_weights(self, version: int) -> None:
+            heartbeat.say("serving", version)
+
+        def on_commit(self, entry: LedgerEntry) -> None:
+            measure(entry)
+            screen.show(entry)
+            tracking.write(entry)
+
+        def warn(self, text: str) -> None:
+            log.warning(text)
+
+    parts.observer = Observer()
     error: str | None = None
     try:
         with screen:

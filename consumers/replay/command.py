@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,14 +12,14 @@ from pathlib import Path
 from rich.text import Text
 
 from millrace.consumers import policy_names
-from millrace.consumers.replay import same
-from millrace.consumers.replay.crew import Crew
-from millrace.consumers.replay.dump import Dump
-from millrace.consumers.replay.load import Loaded, load
+from millrace.consumers.replay import compare, same_environment
+from millrace.consumers.replay.dump import Dump, on_record
+from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan, asked, named, plan, spans
-from millrace.consumers.replay.private import private_folder
-from millrace.consumers.replay.prove import OtherLayout, Outcome, Prover, ranks
+from millrace.consumers.replay.prove import OtherLayout, Outcome, Prover, linked, ranks
 from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
+from millrace.consumers.replay.scratch_folder import scratch_folder
+from millrace.consumers.replay.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError, ProofError
@@ -26,6 +27,8 @@ from millrace.infra.log.base import Bus
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal, put_json
+from millrace.schemas.records import LedgerEntry
+from millrace.trainers.weights import manifest
 
 COLOURS = {"equal": "green", "close": "yellow", "differs": "bold red", "unknown": "yellow"}
 
@@ -60,14 +63,14 @@ def proving(
     size = max(*(recorded.versions[number].world for number in chosen.steps), other.world if other else 1, 1)
     reader = PlaceReader(bus, claims(settings))
     with (
-        private_folder() as folder,
-        Crew(size, settings_of(recorded.versions[chosen.first]), context) as crew,
+        scratch_folder() as folder,
+        WorkerPool(size, settings_of(recorded.versions[chosen.first]), context) as pool,
     ):
         prover = Prover(
             recorded,
             kept,
             reader,
-            crew,
+            pool,
             folder,
             settings_of,
             exact=exact,
@@ -97,7 +100,7 @@ def _settings_of(
             return base
         name = version.entry["config_hash"]
         if name not in made:
-            made[name] = same.recorded(base, version.entry)
+            made[name] = same_environment.recorded(base, version.entry)
         return made[name]
 
     return of
@@ -119,17 +122,17 @@ def _refuse(
     recorded: RecordedVersions, chosen: Plan, settings_of: Callable[[RecordedVersion], Settings], *, anyway: bool
 ) -> bool:
     """Whether every bit can be expected. Raises ProofError where not, unless `anyway`."""
-    known: dict[int, same.Here] = {}
+    known: dict[int, same_environment.Here] = {}
     found = []
     for number in chosen.steps:
         version = recorded.versions[number]
         settings = settings_of(version)
         if id(settings) not in known:
-            known[id(settings)] = same.here(settings)
-        if differences := same.differences(known[id(settings)], version.entry):
+            known[id(settings)] = same_environment.here(settings)
+        if differences := same_environment.differences(known[id(settings)], version.entry):
             found.append((number, differences))
     if found and not anyway:
-        raise ProofError(same.refusal(found))
+        raise ProofError(same_environment.refusal(found))
     return not found
 
 
@@ -211,7 +214,7 @@ def _verdict(found: list[Outcome], missing: list[int], *, good: bool) -> Text:
 
 def train_dumped(settings: Settings, folder: Path, *, anyway: bool = False, as_json: bool = False) -> int:
     """Train a dumped step again. 0: bit for bit what is on record; 1: not."""
-    with private_folder() as private:
+    with scratch_folder() as private:
         found = load(folder, settings, private, anyway=anyway)
     if as_json:
         put_json(_as_json(found))
@@ -249,3 +252,48 @@ def _loaded(found: Loaded) -> Text:
 
 def _word(found: Loaded) -> str:
     return "equal" if found.equal else "differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What training a dumped step gave. differences: by what this place differs from the one on record; detail: the
+    first file that differs, empty where none does."""
+
+    entry: LedgerEntry
+    trained: TrainedStep
+    layout: str
+    seconds: float
+    differences: list[str]
+    detail: str
+
+    @property
+    def equal(self) -> bool:
+        """Bit for bit what is on record."""
+        return self.trained.digest == self.entry["digest"]
+
+
+def load(
+    folder: Path, settings: Settings, scratch: Path, *, anyway: bool = False, context: BaseContext | None = None
+) -> Loaded:
+    """Train the step in `folder`; what is written goes under `scratch`, an empty folder.
+
+    The configuration is the recorded one, where the step says it. anyway: train where something else differs from the
+    record. Raises ProofError for what is no step, or differs."""
+    entry, files, start = on_record(folder)
+    if entry["config"]:
+        settings = same_environment.recorded(settings, entry)
+    differences = same_environment.differences(same_environment.here(settings), entry)
+    if differences and not anyway:
+        raise ProofError(same_environment.refusal([(entry["version"], differences)]))
+    root = scratch / "versions"
+    root.mkdir(mode=0o700)
+    for path in sorted(start.parent.iterdir()):
+        linked(path, root)
+    digest = manifest.load(root / start.name).digest
+    world = len(entry["ranks"])
+    start_s = time.monotonic()
+    with WorkerPool(world, settings, context) as pool:
+        formed = pool.form(settings, world, root / start.name, digest)
+        trained = pool.train(folder, root)
+    detail = "" if trained.digest == entry["digest"] else compare.first_file(files, trained.files)
+    return Loaded(entry, trained, formed.layout, time.monotonic() - start_s, differences, detail)

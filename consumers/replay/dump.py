@@ -3,7 +3,7 @@
     DIR/v12/
         step.json, samples.safetensors      what the ranks train on (`material`); what is on record of the version
         versions/v11-<digest>/              the weights that the step begins with, and the base of an adapter
-        rank0.safetensors, rank0.json ...   the micro-batches as they trained (`packed`)
+        rank0.safetensors, rank0.json ...   the micro-batches as they trained (`rank_worker`)
         result.json                         what came of it: digest, files, metrics
 
 Invariant: a folder holds all that decides a bit, but for code, libraries, machine and frozen models, which it names.

@@ -21,13 +21,13 @@ from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.step.reading import read
 from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.collect import base_of
-from millrace.consumers.replay import compare, shares
-from millrace.consumers.replay.crew import Crew
+from millrace.consumers.replay import cell_assignment, compare
 from millrace.consumers.replay.dump import Dump
 from millrace.consumers.replay.material import Material
 from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan
 from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions, believed
+from millrace.consumers.replay.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.infra.log.history.places import PlaceReader
@@ -86,7 +86,7 @@ class Prover:
         recorded: RecordedVersions,
         kept: Mapping[int, Path],
         reader: PlaceReader,
-        crew: Crew,
+        pool: WorkerPool,
         folder: Path,
         settings: Callable[[RecordedVersion], Settings],
         *,
@@ -97,7 +97,7 @@ class Prover:
         self._recorded = recorded
         self._kept = kept
         self._reader = reader
-        self._crew = crew
+        self._pool = pool
         self._folder = folder
         self._settings = settings
         self._exact = exact
@@ -138,10 +138,10 @@ class Prover:
 
     def _material(self, version: RecordedVersion, settings: Settings, world: int | None) -> Material:
         """`material` of an entry that is believed."""
-        entry, cells = version.entry, shares.cells_of(version.entry)
+        entry, cells = version.entry, cell_assignment.cells_of(version.entry)
         if world is not None:
             cells = list(range(world))
-        minibatches, by_seq = shares.manifest(
+        minibatches, by_seq = cell_assignment.manifest(
             entry, cells, self._recorded.tokens, self._recorded.shards, settings.learner.minibatches
         )
         lost = {group["seq"]: why for group in entry["groups"] if (why := group["lost"]) is not None}
@@ -161,7 +161,7 @@ class Prover:
                 "it, or prove versions after it from one that is kept"
             )
         if world is None:
-            shares.check(entry, by_seq, found.samples)
+            cell_assignment.check(entry, by_seq, found.samples)
         oldest = self._recorded.oldest(version, settings.policy.release)
         return Material(version.number - 1, minibatches, by_seq, oldest, lost, found.samples)
 
@@ -171,21 +171,21 @@ class Prover:
         settings, entry = self._settings(version), version.entry
         here = (entry["generation"], entry["leader"], version.world, entry["layout"], settings, base.digest)
         if self._held != here:
-            formed = self._crew.form(settings, version.world, base.path, base.digest)
-            self._layout, cells = formed.layout, formed.cells
-            if cells != shares.cells_of(entry):
+            formed = self._pool.form(settings, version.world, base.path, base.digest)
+            self._layout, cells, recorded_cells = formed.layout, formed.cells, cell_assignment.cells_of(entry)
+            if cells != recorded_cells:
                 raise ProofError(
                     f"version {version.number} was trained as {entry['layout']} with ranks in cells "
-                    f"{shares.cells_of(entry)}, and here they make {formed.layout} with cells {cells}: the layout of "
+                    f"{recorded_cells}, and here they make {formed.layout} with cells {cells}: the layout of "
                     "[learner] backend is another"
                 )
         if dump is None:
             folder = self._emptied("step")
             material.write(folder)
-            trained = self._crew.train(folder, self._root)
+            trained = self._pool.train(folder, self._root)
         else:
             folder = dump.begin(version, material, base.path)
-            trained = self._crew.train(folder, self._root, folder)
+            trained = self._pool.train(folder, self._root, folder)
             dump.end(folder, trained)
         self._held = (*here[:-1], trained.digest)
         return trained, self._layout
@@ -238,12 +238,12 @@ class Prover:
     ) -> Outcome:
         """The same step in another layout, from the same parent."""
         begun = time.monotonic()
-        formed = self._crew.form(other.settings, other.world, base.path, base.digest)
+        formed = self._pool.form(other.settings, other.world, base.path, base.digest)
         self._held = None
         material = self.material(version, other.settings, max(formed.cells) + 1)
         folder, root = self._emptied("step"), self._emptied("elsewhere")
         material.write(folder)
-        trained = self._crew.train(folder, root)
+        trained = self._pool.train(folder, root)
         assert trained.path is not None, "rank 0 writes"
         far = compare.relative(whole.path, trained.path)
         return Outcome(

@@ -1,10 +1,13 @@
 """From a question about trajectories to candidates: a rule over each, or a list of places.
 
 Invariants: what may not be learned from is left out before anybody's rule is asked; every trajectory that is looked at
-is a candidate or is counted once under the reason that left it out; text is learned from only where a writer of text
-is given, and only as that of calls that are cleared; candidates keep the order of the list, or of the log; no more than
-a chunk of samples is held at a time; a rule over a history that has lost its beginning is refused, since retention
-would narrow the selection in silence.
+is a candidate or is counted once under the reason that left it out; evaluation traffic never trains, nor does content
+of a tenant whose rules of today deny it for the policy that is the source or for the branch, nor a sample of which a
+model call was denied, kept for audit only or withheld with tokens in it, or cannot be read any more, so that nothing
+tells what was decided about it; text is learned from only where a writer of text is given, and only as that of calls
+that are cleared; candidates keep the order of the list, or of the log; no more than a chunk of samples is held at a
+time; a rule over a history that has lost its beginning is refused, since retention would narrow the selection in
+silence.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from millrace.consumers.clearance import Allowed, cleared
-from millrace.consumers.replay.eligible import EVALUATION, problem
 from millrace.consumers.replay.text import Texts, Writer
+from millrace.dialects.dialogue import Unsayable
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.gaps import whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import Row
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, Trajectory
 from millrace.trainers.batches.sample import check, samples_of
 from millrace.trainers.errors import BadSample
@@ -29,6 +33,10 @@ from millrace.trainers.errors import BadSample
 CHUNK = 256
 """trajectories whose model calls are fetched at once"""
 
+EVALUATION = "evaluation traffic"
+TENANT = "the rules of its tenant do not let it train"
+CALLS = "a model call in it may not train"
+GONE = "its model calls cannot be read any more, so nothing says whether it may train"
 UNREADABLE = "no trajectory that can be read lies there (any more)"
 ELSEWHERE = "the place is in another topic than the policy's trajectories"
 TWICE = "named twice"
@@ -190,6 +198,23 @@ class Selector:
         if exact == INEXACT and texts.refused:
             return f"{INEXACT}, and of its text {texts.refused.most_common(1)[0][0]}"
         return exact or (_candidate(row, texts), texts.refused)
+
+
+def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: Allowed, owner: str) -> str | None:
+    """Why a sample may not be learned from; None where it may. calls: of its `events`, None where one cannot be read;
+    allowed: the rules of today; owner: the tenant of the policy."""
+    if sample["split"] != "train":
+        return EVALUATION
+    if allowed(sample["tenant"], sample["split"]) is not None:
+        return TENANT
+    there = [call for call in calls if call is not None]
+    try:
+        cleared(there, owner)
+    except Unsayable:
+        return CALLS
+    except SchemaError:
+        return GONE
+    return None if len(there) == len(calls) else GONE
 
 
 def _unlearnable(record: Trajectory, limits: ModelLimits) -> str | None:

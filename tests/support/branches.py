@@ -22,7 +22,7 @@ from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
-from millrace.consumers.replay.branch.run import Brancher, BranchListener
+from millrace.consumers.replay.branch.run import Brancher, BranchObserver
 from millrace.consumers.replay.selection import Question
 from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus, Outgoing
@@ -94,7 +94,7 @@ def play(
     return math.fsum(earned) / len(earned)
 
 
-class Heard(BranchListener):
+class Heard(BranchObserver):
     """Keeps what it hears."""
 
     def __init__(self) -> None:
@@ -105,19 +105,19 @@ class Heard(BranchListener):
         self.versions: list[Checkpoint] = []
         self.went_on: list[int] = []
 
-    def selected(self, candidates: int, made: BranchItems, left_out: Any) -> None:
+    def on_selection(self, candidates: int, made: BranchItems, left_out: Any) -> None:
         self.left_out, self.items = dict(left_out), len(made.items)
 
-    def scored(self, reach: Reach) -> None:
+    def on_reach(self, reach: Reach) -> None:
         self.reach = reach
 
-    def goes_on(self, version: int) -> None:
+    def on_resume(self, version: int) -> None:
         self.went_on.append(version)
 
-    def trained(self, step: int, metrics: Any) -> None:
+    def on_step(self, step: int, metrics: Any) -> None:
         self.steps.append(step)
 
-    def saved(self, written: Checkpoint) -> None:
+    def on_version(self, written: Checkpoint) -> None:
         self.versions.append(written)
 
 
@@ -137,7 +137,7 @@ def branch(
     """Make or go on with a branch; its last event and what was heard."""
     heard = heard or Heard()
     options = BranchOptions(name, **{"lr": 1e-3, "batch": 16, "device": "cpu", **more})
-    event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, watcher=heard)
+    event = Brancher(settings, bus, ClaimStore(settings.claims)).run(options, question, observer=heard)
     return event, heard
 
 

@@ -17,6 +17,7 @@ from millrace.infra.config import Settings
 from millrace.infra.log.base import Bus
 from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.schemas.records import LedgerEntry
 from tests.support.feed import settings_for, start_policy
 from tests.support.forked import Fork
 
@@ -48,7 +49,7 @@ if freezes:
 out = open(os.environ["TIMES"], "a", buffering=1)
 def at(name):
     out.write(json.dumps([time.time(), name]) + "\\n")
-run(load(), at=at)
+run(load(), on_phase=at)
 """
 
 
@@ -130,22 +131,35 @@ class Place:
     def __init__(self, folder: Path, heads: int = 3, model: Path | None = None, **flags: Any) -> None:
         self.settings: Settings = settings_for(folder, "127.0.0.1:1", "t", **flags)[0]
         self.bus = MemoryBus()
-        self.notes: list[str] = []
-        self.said: list[Any] = []
+        self.warnings: list[str] = []
+        self.entries: list[LedgerEntry] = []
         start_policy(self.settings, self.bus, folder, heads=heads, model=model)
 
-    def learn(self, versions: int, bus: Any = None, at: Callable[[str], None] | None = None) -> None:
-        """Run a learner until `versions` are committed. `at` hears where its state machine is."""
+    def learn(self, versions: int, bus: Any = None, on_phase: Callable[[str], None] | None = None) -> None:
+        """Run a learner until `versions` are committed."""
         from millrace.consumers.learner.build import build
         from millrace.consumers.learner.group.watch import Watchdog
         from millrace.consumers.learner.learner import Learner
+        from millrace.consumers.learner.step.parts import LearnerObserver
 
         chosen = self.settings.model_copy(
             update={"learner": self.settings.learner.model_copy(update={"max_versions": versions})}
         )
-        parts = build(
-            chosen, bus or self.bus, stopping=lambda: False, note=self.notes.append, at=at, said=self.said.append
-        )
+        parts = build(chosen, bus or self.bus, stopping=lambda: False)
+        place = self
+
+        class Observer(LearnerObserver):
+            def on_phase(self, phase: str) -> None:
+                if on_phase is not None:
+                    on_phase(phase)
+
+            def on_commit(self, entry: LedgerEntry) -> None:
+                place.entries.append(entry)
+
+            def warn(self, text: str) -> None:
+                place.warnings.append(text)
+
+        parts.observer = Observer()
         watchdog = Watchdog(self.bus, parts.group, parts.backend.abort)
         try:
             Learner(parts, watchdog).run()

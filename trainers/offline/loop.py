@@ -8,7 +8,6 @@ beside the versions says what made them; another run is refused.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from millrace.infra import durable
+from millrace.infra.versions import NAME, remove
 from millrace.trainers import flops
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
@@ -36,22 +36,22 @@ Batch = Callable[[int, Sequence[int]], list[Sample]]
 """Step and items -> their samples; seq is the place among the items. Step -1: of what is held out."""
 
 
-class RunListener:
-    """Hears how a run goes; by itself it says nothing."""
+class RunObserver:
+    """Follows a run; this one does nothing."""
 
-    def refused(self, where: str, reason: str) -> None:
+    def on_refusal(self, where: str, reason: str) -> None:
         """A row is left out."""
 
-    def began(self, step: int, steps: int, items: int) -> None:
+    def on_start(self, step: int, steps: int, items: int) -> None:
         """Training goes from `step` to `steps`; `items` are learned from."""
 
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One batch is done; `step` counts from 1."""
 
-    def saved(self, version: Checkpoint) -> None:
+    def on_version(self, version: Checkpoint) -> None:
         """A version is durable."""
 
-    def noted(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Something worth a line happened."""
 
 
@@ -95,22 +95,22 @@ def train(
     about: Mapping[str, object],
     resume: bool = False,
     trackers: Sequence[Tracker] = (),
-    listener: RunListener | None = None,
+    observer: RunObserver | None = None,
     fault: Fault = lambda name: None,
 ) -> Checkpoint:
     """Train `trainer`, whose formed backend is `backend`, until `pace.steps`; gives the last version.
 
     about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
     versions and `resume` is not set, or of a run that was another."""
-    heard = listener or RunListener()
-    begun, state = _beginning(out, about, resume, begin, heard)
+    observer = observer or RunObserver()
+    begun, state = _beginning(out, about, resume, begin, observer)
     start = pace.after(begun)
     trainer.load(state)
-    heard.began(start, pace.steps, order.count - len(order.held_out))
+    observer.on_start(start, pace.steps, order.count - len(order.held_out))
     evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
     newest = _newest(out, begun)
     if start == 0 and order.held_out:
-        _log(trackers, heard, 0, evaluate())
+        _log(trackers, observer, 0, evaluate())
     saved = time.monotonic()
     for step in range(start + 1, pace.steps + 1):
         began = time.perf_counter()
@@ -127,23 +127,23 @@ def train(
         if order.held_out and (last or (pace.evaluate_every and step % pace.evaluate_every == 0)):
             metrics |= evaluate()
         if report.unchanged:
-            heard.noted(f"step {step} changed nothing: {report.unchanged}")
-        _log(trackers, heard, step, metrics)
+            observer.warn(f"step {step} changed nothing: {report.unchanged}")
+        _log(trackers, observer, step, metrics)
         fault("offline.after_step")
         due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
         if last or due:
             newest = _save(out, pace.version(step), backend, pace.keep, fault)
             saved = time.monotonic()
-            heard.saved(newest)
+            observer.on_version(newest)
             fault("offline.after_save")
     assert newest is not None, "a run has steps"
     return newest
 
 
-def _log(trackers: Sequence[Tracker], heard: RunListener, step: int, metrics: Mapping[str, float]) -> None:
+def _log(trackers: Sequence[Tracker], observer: RunObserver, step: int, metrics: Mapping[str, float]) -> None:
     for tracker in trackers:
         tracker.log(step, metrics)
-    heard.trained(step, metrics)
+    observer.on_step(step, metrics)
 
 
 def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequence[int]) -> dict[str, float]:
@@ -158,7 +158,7 @@ def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Faul
         raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
     saved = checkpoint.write(out, version, state, fault=fault)
     for _, path in versions(out)[:-keep]:
-        shutil.rmtree(path)
+        remove(path)
     return saved
 
 
@@ -167,16 +167,12 @@ def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Faul
 
 def versions(out: Path) -> list[tuple[int, Path]]:
     """The versions in `out`, oldest first."""
-    numbered = []
-    for path in out.glob("v*-*"):
-        number = path.name[1:].partition("-")[0]
-        if path.is_dir() and number.isdecimal():
-            numbered.append((int(number), path))
-    return sorted(numbered)
+    names = [(NAME.fullmatch(path.name), path) for path in out.glob("v*-*") if path.is_dir()]
+    return sorted((int(name["version"]), path) for name, path in names if name)
 
 
 def _beginning(
-    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], heard: RunListener
+    out: Path, about: Mapping[str, object], resume: bool, begin: Callable[[], State], observer: RunObserver
 ) -> tuple[int, State]:
     existing = versions(out)
     path = out / ABOUT
@@ -191,7 +187,7 @@ def _beginning(
         try:
             return number, checkpoint.read(directory)
         except CorruptCheckpoint as error:
-            heard.noted(f"version {number} is left out: {error}")
+            observer.warn(f"version {number} is left out: {error}")
     _describe(path, about)
     return 0, begin()
 

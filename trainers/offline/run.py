@@ -26,7 +26,7 @@ from millrace.trainers.offline import data as shapes
 from millrace.trainers.offline import rows
 from millrace.trainers.offline.data import Data, Make, OfflineItem
 from millrace.trainers.offline.job import Job
-from millrace.trainers.offline.loop import Batch, RunListener, RunPace, train
+from millrace.trainers.offline.loop import Batch, RunObserver, RunPace, train
 from millrace.trainers.offline.onpolicy import Student
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.offline.text import Encoder
@@ -51,11 +51,11 @@ def run(
     job: Job,
     *,
     trackers: Sequence[Tracker] = (),
-    listener: RunListener | None = None,
+    observer: RunObserver | None = None,
     fault: Fault = lambda name: None,
 ) -> Checkpoint:
     """Train as `job` says; gives the last version. Raises TrainerError for what cannot be done."""
-    heard = listener or RunListener()
+    observer = observer or RunObserver()
     learner = _algorithm(job)
     begin = partial(_start, job, learner)
     backend = TorchBackend(
@@ -66,7 +66,7 @@ def run(
     backend.form(0, 1, None, 60.0)
     try:
         encoder = Encoder(job.model)
-        data = _read(job, begin(), backend, encoder, heard)
+        data = _read(job, begin(), backend, encoder, observer)
         order = ItemOrder(len(data.items), job.batch, job.seed, job.holdout)
         pace = RunPace(job.steps or job.epochs * order.steps, job.evaluate_every, job.save_every, job.keep)
         total = 0 if job.decay == "constant" else pace.steps * learner.minibatches
@@ -87,7 +87,7 @@ def run(
             about={**_about(job, data), "decays_over": total},
             resume=job.resume,
             trackers=trackers,
-            listener=heard,
+            observer=observer,
             fault=fault,
         )
     finally:
@@ -119,7 +119,7 @@ def _start(job: Job, learner: Algorithm) -> State:
     return replace(scalar, assets={**state.assets, **scalar.assets})
 
 
-def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard: RunListener) -> Data:
+def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, observer: RunObserver) -> Data:
     backend.load(state)
     vocabulary, longest = backend.vocabulary, backend.longest
     if job.max_length:
@@ -133,7 +133,7 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, heard
         vocabulary=vocabulary,
         longest=longest,
         strict=job.strict,
-        refused=heard.refused,
+        refused=observer.on_refusal,
     )
 
 

@@ -81,7 +81,7 @@ class Generation:
         if self._rank == 0:
             try:
                 self._leader = Leader(p, self._roster, self._token)
-                p.at("fenced")
+                p.observer.on_phase("fenced")
                 head = self._leader.head
                 meeting.lead(head)
             except BaseException:
@@ -89,15 +89,15 @@ class Generation:
                 raise
         else:
             head = meeting.follow()
-        p.at("met")
+        p.observer.on_phase("met")
         p.backend.form(self._rank, self._roster.world, meeting.store, p.timeout_s)
-        p.at("formed")
+        p.observer.on_phase("formed")
         self._cells = rank_numbers.cells(p.backend)
         p.trainer.load(self._read(head))
         self.version = head.version
-        p.holds(self.version)
+        p.observer.on_weights(self.version)
         p.backend.clock.drain()
-        p.at("loaded")
+        p.observer.on_phase("loaded")
 
     def _read(self, head: Head) -> State:
         """The version that this generation begins with. Raises RegroupError when the others went on from it while this
@@ -157,7 +157,7 @@ class Generation:
             lost = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
             samples = [sample for sample in share.samples if sample.seq not in lost]
         for detail in share.details:
-            p.note(detail)
+            p.observer.warn(detail)
         before = clock.drain()
         report = p.trainer.train(samples, minibatches=train.minibatches, version=train.version, oldest=train.oldest)
         faults.point("learner.after_step")
@@ -166,7 +166,7 @@ class Generation:
         faults.point("learner.after_gather")
         self.version += 1
         self.stepped = True
-        p.holds(self.version)
+        p.observer.on_weights(self.version)
         if self._leader is None or self._batch is None or state is None:
             clock.drain()
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
@@ -20,13 +20,31 @@ from millrace.trainers.backends.base import Backend
 from millrace.trainers.learning import Trainer
 
 
+class LearnerObserver:
+    """Follows a learner process; this one does nothing."""
+
+    def on_phase(self, phase: str) -> None:
+        """The state machine has come to a phase."""
+
+    def on_idle(self, reason: str) -> None:
+        """This process does not train."""
+
+    def on_weights(self, version: int) -> None:
+        """This process has the weights of a version."""
+
+    def on_commit(self, entry: LedgerEntry) -> None:
+        """This process committed a version."""
+
+    def warn(self, text: str) -> None:
+        """Something happened that an operator should know."""
+
+
 @dataclass(slots=True)
 class Parts:
     """group: of the policy's learners; url: where this one's store listens; topics: full names by last word; root: the
     directory of versions; timeout_s: longest wait of a collective; stopping: whether this process was asked to stop;
-    note: hears what an operator should know; at: hears where the state machine is; said: hears each entry that this
-    process committed; holds: hears each version whose weights it has; waits: hears why it does not train; log: kept
-    once this process has led; sender: sends versions to engines, where they take broadcasts."""
+    log: from the first generation that this process leads on; sender: sends versions to engines, where they take
+    broadcasts."""
 
     settings: Settings
     bus: Bus
@@ -43,11 +61,7 @@ class Parts:
     trainer: Trainer
     timeout_s: float
     stopping: Callable[[], bool]
-    note: Callable[[str], None]
-    at: Callable[[str], None]
-    said: Callable[[LedgerEntry], None]
-    holds: Callable[[int], None]
-    waits: Callable[[str], None]
+    observer: LearnerObserver = field(default_factory=LearnerObserver)
     log: PolicyLog | None = None
     sender: WeightSender | None = None
 

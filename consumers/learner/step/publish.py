@@ -115,12 +115,12 @@ class Leader:
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)
         if self.failure is not None:
-            p.note(self.failure)
+            p.observer.warn(self.failure)
         else:
             self.head = Head(event, entry)
             self.log.committed(self.head.seq_hi)
-            p.at("committed")
-            p.said(entry)
+            p.observer.on_phase("committed")
+            p.observer.on_commit(entry)
             self._collect()
 
     def _written(self, saved: Checkpoint, report: Report) -> WrittenVersion:
@@ -133,7 +133,7 @@ class Leader:
                 parent = directory(self.head.weights, p.root)
                 delta = delta_files.write(parent, saved.path, fault=checkpoint_fault)
             except CorruptCheckpoint as error:
-                p.note(f"version {self.head.version + 1} is announced whole: {error}")
+                p.observer.warn(f"version {self.head.version + 1} is announced whole: {error}")
         if every > 1:
             report.metrics.update(full_bytes=float(full), sent_bytes=float(delta.size if delta else full))
         offered = None

@@ -3,36 +3,26 @@
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
 nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0 nor one that
 is kept for good, not pinned, no base of another's adapter); the deltas that lead from an anchor to one of the newest
-stay with it. It loses its name by one rename before its files go, so that under a version's name there is everything or
-nothing. No clock is asked, so a leader that was frozen between looking and deleting deletes nothing that its successor
-wrote: versions are dense, and what is committed never changes. `choose` is pure.
+stay with it. No clock is asked, so a leader that was frozen between looking and deleting deletes nothing that its
+successor wrote: versions are dense, and what is committed never changes. `choose` is pure.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from millrace.infra import durable, faults
+from millrace.infra import durable
 from millrace.infra.log.base import Bus
 from millrace.infra.log.history import newest
 from millrace.infra.log.history.kinds import WORKERS
 from millrace.infra.log.history.newest import Head
 from millrace.infra.log.history.reader import History, left_out
-from millrace.infra.versions import directory
-from millrace.trainers.weights.delta_files import FOLDER
+from millrace.infra.versions import DELTA, DELTAS, NAME, PIN, directory, remove
 
-log = logging.getLogger(__name__)
-
-NAME = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})")
 TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
-DELTA = re.compile(r"v(?P<version>\d+)-(?P<digest>[0-9a-f]{12})\.delta")
-PIN = "PINNED"
-"""a file of this name beside the weights keeps a version for good"""
 
 
 def choose(
@@ -144,30 +134,9 @@ def collect(
     names = [path.name for path in root.iterdir() if path.is_dir()]
     pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
     gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas, every=every)
-    gone = [name for name in gone if _remove(root / name)]
-    folder = root / FOLDER
+    gone = [name for name in gone if remove(root / name)]
+    folder = root / DELTAS
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     for name in choose_deltas(files, committed, keep=keep, deltas=deltas):
         (folder / name).unlink(missing_ok=True)
     return gone
-
-
-def _remove(version: Path) -> bool:
-    """Whether it is gone. What dies half-way leaves a draft, which the next collection removes; what cannot be renamed,
-    or was pinned since it was chosen, stays."""
-    named = re.fullmatch(NAME, version.name)
-    if named:
-        draft = durable.draft_of(version.with_name(f"v{named['version']}"))
-        try:
-            version.rename(draft)
-            if (draft / PIN).exists():
-                draft.rename(version)
-                return False
-        except OSError as error:
-            log.warning("%s cannot be collected: %s", version, error)
-            return False
-        version = draft
-        faults.point("learner.in_collect")
-    shutil.rmtree(version, ignore_errors=True)
-    faults.point("learner.after_collect")
-    return True

@@ -7,16 +7,13 @@ before training goes on, so that the same step is trained again; versions are de
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
-
 from millrace.consumers import policy_names
 from millrace.consumers.learner.group.identity import Identity
+from millrace.consumers.learner.step.publish import machine
 from millrace.consumers.learner.version.collect import collect, serving_versions
-from millrace.consumers.learner.version.records import Machine
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
 from millrace.infra import faults
@@ -27,19 +24,18 @@ from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.history.newest import Head
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
+from millrace.infra.versions import PIN, remove
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from millrace.trainers.offline.loop import RunListener, versions
+from millrace.trainers.offline.loop import RunObserver, versions
 from millrace.trainers.weights import delta_files
 from millrace.trainers.weights.checkpoint import Checkpoint
 
-Trained = Callable[[int], Sequence[BranchItem]]
-"""the items of a batch, by step"""
 
-
-class Announcer(RunListener):
-    """Hears a training and announces what it saves. settings: of the branch; trained: the items of a step, counted from
-    1; heard: who is told besides; keep: newest versions whose files are kept. Use as a context."""
+class Announcer(RunObserver):
+    """Follows a training and announces each version that it saves. settings: of the branch; items_of: the items of a
+    step, counted from 1; observer: follows the training too; keep: newest versions whose files are kept. Use as a
+    context."""
 
     def __init__(
         self,
@@ -47,16 +43,16 @@ class Announcer(RunListener):
         bus: Bus,
         choice: BranchChoice,
         identity: Identity,
-        trained: Trained,
-        heard: RunListener,
+        items_of: Callable[[int], Sequence[BranchItem]],
+        observer: RunObserver,
         keep: int,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._choice = choice
         self._identity = identity
-        self._trained = trained
-        self._heard = heard
+        self._items_of = items_of
+        self._observer = observer
         self._keep = keep
         self._topics = policy_names.topics(settings)
         self._root = policy_names.weights_root(settings)
@@ -73,16 +69,18 @@ class Announcer(RunListener):
         self._metrics: list[Mapping[str, float]] = []
 
     def tidy(self) -> None:
-        """Remove directories that no announced version names, and what is older than those that are kept, which who
-        died behind a version had left. Raises BranchError where the newest one is gone."""
+        """Remove directories that no announced version names, and versions beyond `keep`, which a process that died
+        after it announced a version has left. Raises BranchError where the newest version is gone."""
         committed = self._committed()
         for number, path in versions(self._root):
             if number <= self.head.version and number not in committed:
                 continue  # its records cannot be read, so nobody can tell
-            if path.name != f"v{number}-{committed.get(number, '')[:12]}":
-                shutil.rmtree(path)
-        kept = [number for number, _ in versions(self._root)]
-        if not kept or kept[-1] != self.head.version:
+            if path.name != f"v{number}-{committed.get(number, '')[:12]}" and not remove(path):
+                raise BranchError(
+                    f"{path} was never announced, and it is pinned or cannot be renamed: move it out of {self._root}, "
+                    f"or remove the file {PIN} in it"
+                )
+        if self.head.version not in dict(versions(self._root)):
             raise BranchError(
                 f"version {self.head.version} of {self.head.weights['policy']} is not in {self._root}: restore "
                 f"v{self.head.version}-{self.head.weights['digest'][:12]}, or make another branch"
@@ -91,39 +89,38 @@ class Announcer(RunListener):
 
     def check(self, choice: BranchChoice) -> None:
         """Raises BranchError where the versions so far were trained on another selection."""
-        said = self.head.weights
-        theirs = said["selection"], said["selection_digest"], said["selection_places"]
+        event = self.head.weights
+        selection = event["selection"], event["selection_digest"], event["selection_places"]
         if self.head.version and (
-            theirs != (choice.text, choice.digest, choice.places)
-            or (said["reward_source"], said["reward_rubric"]) != (choice.source, choice.rubric)
-            or (said["text_replies"], said["text_form"]) != (choice.text_replies, choice.text_form)
+            selection != (choice.text, choice.digest, choice.places)
+            or (event["reward_source"], event["reward_rubric"]) != (choice.source, choice.rubric)
+            or (event["text_replies"], event["text_form"]) != (choice.text_replies, choice.text_form)
         ):
             raise BranchError(
-                f"version {self.head.version} of {said['policy']} was trained on another selection, other rewards "
+                f"version {self.head.version} of {event['policy']} was trained on another selection, other rewards "
                 "or other text: go on with the options that it began with, or choose another name"
             )
 
     # -- a training
 
-    def began(self, step: int, steps: int, items: int) -> None:
-        self._heard.began(step, steps, items)
+    def on_start(self, step: int, steps: int, items: int) -> None:
+        self._observer.on_start(step, steps, items)
 
-    def noted(self, text: str) -> None:
-        self._heard.noted(text)
+    def warn(self, text: str) -> None:
+        self._observer.warn(text)
 
-    def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._steps.append(step)
         self._metrics.append(metrics)
-        self._heard.trained(step, metrics)
+        self._observer.on_step(step, metrics)
 
-    def saved(self, written: Checkpoint) -> None:
+    def on_version(self, written: Checkpoint) -> None:
         faults.point("branch.saved")
-        items = [item for step in self._steps for item in self._trained(step)]
+        items = [item for step in self._steps for item in self._items_of(step)]
         full = delta_files.full_size(written.path)
         event = weight_event(self.head, written, self._choice, full, now_micros())
-        machine = Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
         entry = ledger_entry(
-            self.head, event, items, joined(self._metrics), self._member, self._identity, machine, self._eta
+            self.head, event, items, joined(self._metrics), self._member, self._identity, machine(), self._eta
         )
         self._transactor.begin()
         key = event["policy"].encode()
@@ -138,7 +135,7 @@ class Announcer(RunListener):
         self.head = Head(event, entry)
         self._steps, self._metrics = [], []
         self._collect()
-        self._heard.saved(written)
+        self._observer.on_version(written)
 
     def _collect(self) -> None:
         workers = full_name(self._settings.namespace, "workers")

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from millrace.consumers.replay.asked import question
 from millrace.consumers.replay.branch.guard import WARN, Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions
-from millrace.consumers.replay.branch.run import Brancher, BranchListener
+from millrace.consumers.replay.branch.run import Brancher, BranchObserver
 from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
+from millrace.consumers.replay.sql_selection import question
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
@@ -32,7 +32,7 @@ def branch(
     ask = question(settings, sql, wanted) if sql else _asking(wanted, places)
     console = Terminal()
     with history(settings) as bus:
-        last = Brancher(settings, bus, claims(settings)).run(options, ask, watcher=BranchScreen(console, options))
+        last = Brancher(settings, bus, claims(settings)).run(options, ask, observer=BranchScreen(console, options))
     console.print(
         f"{options.name} is at version {last['version']}: {last['uri']}\n"
         f"`millrace --set policy.name={options.name} evaluate` scores it, `audit` proves it",
@@ -56,40 +56,40 @@ def reach_in_words(found: Reach) -> str:
     )
 
 
-class BranchScreen(BranchListener):
+class BranchScreen(BranchObserver):
     """Prints how a branch goes."""
 
     def __init__(self, console: Terminal, options: BranchOptions) -> None:
         self._console = console
         self._options = options
 
-    def selected(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
+    def on_selection(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
         self._say(
             f"{self._options.method}: {len(made.items)} items from {len(made.places)} of {candidates} trajectories"
         )
         for reason, count in left_out.most_common():
             self._say(f"  left out {count}: {reason}", "dim")
 
-    def wrote(self, form: str, replies: int, unsaid: Counter[str]) -> None:
+    def on_text(self, form: str, replies: int, unsaid: Counter[str]) -> None:
         self._say(f"{replies} replies are text without exact tokens, written by the renderer {form or 'of no form'}")
         for reason, count in unsaid.most_common():
             self._say(f"  passed over {count} replies: {reason}", "dim")
 
-    def scored(self, reach: Reach) -> None:
+    def on_reach(self, reach: Reach) -> None:
         self._say(reach_in_words(reach), "green" if reach.word == "good" else "yellow")
         if reach.word == "low":
             self._say(f"few sequences carry the gradient (ESS/n below {WARN}): look at it on held-out tasks", "yellow")
 
-    def goes_on(self, version: int) -> None:
+    def on_resume(self, version: int) -> None:
         self._say(f"{self._options.name} exists and goes on from version {version}")
 
-    def began(self, step: int, steps: int, items: int) -> None:
+    def on_start(self, step: int, steps: int, items: int) -> None:
         self._say(f"batches {step + 1} to {steps}" if step < steps else "nothing is left to train")
 
-    def saved(self, written: Checkpoint) -> None:
+    def on_version(self, written: Checkpoint) -> None:
         self._say(f"version {written.path.name}")
 
-    def noted(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self._say(text, "yellow")
 
     def _say(self, text: str, style: str = "") -> None:

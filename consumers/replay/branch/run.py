@@ -47,7 +47,7 @@ from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Trainer
-from millrace.trainers.offline.loop import ABOUT, RunListener, RunPace, train
+from millrace.trainers.offline.loop import ABOUT, RunObserver, RunPace, train
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.tracking.base import Tracker
@@ -59,20 +59,20 @@ READ_AT_ONCE = 512
 """items whose samples are fetched together to be scored"""
 
 
-class BranchListener(RunListener):
-    """Hears how a branch goes; by itself it says nothing."""
+class BranchObserver(RunObserver):
+    """Follows the making of a branch; this one does nothing."""
 
-    def selected(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
+    def on_selection(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
         """What the question came to, before anything is trained."""
 
-    def wrote(self, form: str, replies: int, unsaid: Counter[str]) -> None:
+    def on_text(self, form: str, replies: int, unsaid: Counter[str]) -> None:
         """How many replies have no exact tokens and are written by the form of this renderer, and how many of the same
         trajectories are passed over, by reason. Not called where there is neither."""
 
-    def scored(self, reach: guard.Reach) -> None:
+    def on_reach(self, reach: guard.Reach) -> None:
         """How far the selection is from the starting weights."""
 
-    def goes_on(self, version: int) -> None:
+    def on_resume(self, version: int) -> None:
         """The branch exists already, and goes on from this version."""
 
 
@@ -104,7 +104,7 @@ class Brancher:
         options: BranchOptions,
         question: Question,
         *,
-        watcher: BranchListener | None = None,
+        observer: BranchObserver | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> WeightVersion:
         """Make the branch, or go on with it; gives the event of its last version. Raises BranchError for what cannot be
@@ -118,13 +118,13 @@ class Brancher:
             if head is None:
                 held.enter_context(kept.beginning(policy_names.weights_root(own)))
                 head = self._head(own)  # whoever held it meanwhile may have begun it
-            return self._make(options, question, watcher or BranchListener(), trackers, own, head, held.close)
+            return self._make(options, question, observer or BranchObserver(), trackers, own, head, held.close)
 
     def _make(
         self,
         options: BranchOptions,
         question: Question,
-        heard: BranchListener,
+        observer: BranchObserver,
         trackers: Sequence[Tracker],
         own: Settings,
         head: Head | None,
@@ -153,16 +153,16 @@ class Brancher:
             samples = partial(self._samples, selector, limits)
             if head is None:
                 chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
-                items = self._select(options, question, chosen, selector, heard)
+                items = self._select(options, question, chosen, selector, observer)
                 if options.kind.ratios:
-                    self._guard(options, backend, algorithm, items, samples, heard)
+                    self._guard(options, backend, algorithm, items, samples, observer)
                 self._begin(own, parent, begin(), items, chosen, as_of)
             begun()
             found = kept.read(policy_names.weights_root(own))
             items = found.items
             if head is not None:
                 self._still_allowed(items, selector)
-                heard.goes_on(head.version)
+                observer.on_resume(head.version)
             count = sum(len(item.places) for item in items)
             choice = BranchChoice(options.selection, found.digest, count, found.source, found.rubric)
             if texts := sum(item.texts for item in items):
@@ -183,10 +183,10 @@ class Brancher:
             def batch(step: int, chosen: Sequence[int]) -> list[Sample]:
                 return samples([items[index] for index in chosen])
 
-            def trained(step: int) -> list[BranchItem]:
+            def items_of(step: int) -> list[BranchItem]:
                 return [items[index] for index in order.items(step - 1)]
 
-            with Announcer(own, self._bus, choice, identity, trained, heard, options.keep) as announcer:
+            with Announcer(own, self._bus, choice, identity, items_of, observer, options.keep) as announcer:
                 announcer.check(choice)
                 announcer.tidy()
                 train(
@@ -200,7 +200,7 @@ class Brancher:
                     about=described,
                     resume=True,
                     trackers=trackers,
-                    listener=announcer,
+                    observer=announcer,
                     fault=_fault,
                 )
                 return announcer.head.weights
@@ -297,24 +297,24 @@ class Brancher:
         question: Question,
         chosen: rewards.ChosenRewards | None,
         selector: Selector,
-        heard: BranchListener,
+        observer: BranchObserver,
     ) -> list[BranchItem]:
         selected = question(selector)
         candidates = rewards.rewarded(selected.candidates, chosen.values) if chosen else selected.candidates
         unjudged = chosen is None and all(one.reward is None for one in candidates)
         made = (singles if options.kind.text and unjudged else options.kind.shape)(candidates)
         left_out = +(selected.left_out + made.left_out)
-        heard.selected(len(candidates), made, left_out)
+        observer.on_selection(len(candidates), made, left_out)
         if options.kind.text and unjudged and candidates:
-            heard.noted("nothing of it has a reward: all of it is imitated")
+            observer.warn("nothing of it has a reward: all of it is imitated")
         for gone in selected.gone:
-            heard.noted(f"without {gone}")
+            observer.warn(f"without {gone}")
         if not made.items:
             why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(3))
             raise BranchError(f"nothing is left to learn from{': ' + why if why else ', the history is empty'}")
         texts = sum(item.texts for item in made.items)
         if texts or selected.unsaid:
-            heard.wrote(selector.form, texts, selected.unsaid)
+            observer.on_text(selector.form, texts, selected.unsaid)
         return made.items
 
     def _still_allowed(self, items: Sequence[BranchItem], selector: Selector) -> None:
@@ -355,7 +355,7 @@ class Brancher:
         algorithm: Algorithm,
         items: Sequence[BranchItem],
         samples: Callable[[Sequence[BranchItem]], list[Sample]],
-        heard: BranchListener,
+        observer: BranchObserver,
     ) -> None:
         """Score the selection with the starting weights. Raises BranchError where too little of it counts."""
         differences: list[guard.Floats] = []
@@ -366,7 +366,7 @@ class Brancher:
                 for sample, found in scored.items():
                     differences.append(np.asarray(found, np.float64) - sample.logprobs[sample.mask != 0])
         found_reach = guard.reach(differences)
-        heard.scored(found_reach)
+        observer.on_reach(found_reach)
         if not options.anyway:
             guard.refuse(found_reach)
 

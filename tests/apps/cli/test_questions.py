@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from millrace.apps.cli import questions
 from millrace.apps.cli.main import app
-from millrace.consumers.replay import asked as replay_asked
+from millrace.consumers.replay import sql_selection
 from millrace.consumers.warehouse import client
 from millrace.consumers.warehouse.questions import catalog
 from millrace.infra.config import Settings
@@ -109,10 +109,10 @@ def test_a_query_that_does_not_end_ends_the_command(ask: Ask, monkeypatch: pytes
         raise WarehouseError("enough")
 
     monkeypatch.setattr(client, "open_asking", opened)
-    monkeypatch.setattr(replay_asked, "open_asking", opened)
+    monkeypatch.setattr(sql_selection, "open_asking", opened)
     assert ask("funnel").exit_code == 1
     with pytest.raises(WarehouseError, match="enough"):
-        replay_asked.question(Settings(), "SELECT 1")(None)  # type: ignore[arg-type]
+        sql_selection.question(Settings(), "SELECT 1")(None)  # type: ignore[arg-type]
     assert given == [client.leave, client.leave]
 
 

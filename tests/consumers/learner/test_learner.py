@@ -53,7 +53,7 @@ def test_versions_are_dense_chained_and_durable(place: Make) -> None:
     assert last["metrics"]["staleness_tokens_0"] == last["metrics"]["tokens_trainable"]
     assert all(last[name] for name in ("config_hash", "code_hash", "cpu"))
     assert last["libraries"]["torch"]
-    assert [entry["version"] for entry in it.said] == [1, 2, 3]
+    assert [entry["version"] for entry in it.entries] == [1, 2, 3]
 
 
 def test_offsets_are_what_is_settled(place: Make) -> None:
@@ -89,7 +89,7 @@ def test_a_group_that_is_gone_is_consumed_as_lost_by_name(place: Make) -> None:
     assert [group["lost"] for group in row["groups"]] == [None, "gone from the log", None, None]
     assert row["ranks"][0]["groups"] == 3
     assert row["unchanged"] is None
-    assert any("group-1" in note for note in it.notes)
+    assert any("group-1" in text for text in it.warnings)
 
 
 def test_when_nothing_can_be_read_the_next_version_has_the_same_bytes(place: Make) -> None:
@@ -168,7 +168,7 @@ def test_a_version_that_others_collect_while_a_learner_starts_is_not_missed(
 
     monkeypatch.setattr(build, "build_trainer", slow)
     it.learn(9)
-    assert [entry["version"] for entry in it.said] == list(range(1, 10))
+    assert [entry["version"] for entry in it.entries] == list(range(1, 10))
 
 
 def test_a_learner_that_stops_before_it_has_read_its_version_goes_on_from_the_newest(place: Make) -> None:
@@ -188,9 +188,9 @@ def test_a_learner_that_stops_before_it_has_read_its_version_goes_on_from_the_ne
         it.bus.expel(group, member.member_id)
         it.learn(8)
 
-    it.learn(9, at=stop)
-    assert any("version 1 was collected" in note for note in it.notes)
-    assert [entry["version"] for entry in it.said] == list(range(1, 10))
+    it.learn(9, on_phase=stop)
+    assert any("version 1 was collected" in text for text in it.warnings)
+    assert [entry["version"] for entry in it.entries] == list(range(1, 10))
 
 
 def points() -> list[str]:
@@ -265,7 +265,7 @@ def test_an_unknown_outcome_is_read_from_the_log(place: Make, whole: list[str], 
         faults.install(before)
     assert left == 0
     assert digests(unsure) == whole
-    assert any("was not committed" in note for note in unsure.notes) is not committed
+    assert any("was not committed" in text for text in unsure.warnings) is not committed
 
 
 def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:

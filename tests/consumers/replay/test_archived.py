@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers import clearance
 from millrace.consumers.export.select import Selection
-from millrace.consumers.replay import again
+from millrace.consumers.replay import rejudge
 from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
 from millrace.consumers.replay.reward import sealed as every
@@ -95,12 +95,12 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
     def opened(_: object) -> Iterator[Bus]:
         yield bus
 
-    monkeypatch.setattr(again, "history", opened)
+    monkeypatch.setattr(rejudge, "history", opened)
 
-    def run(split: str, *, what_is_left: bool) -> again.RewardComparison:
-        asked = again.RejudgeRequest("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
+    def run(split: str, *, what_is_left: bool) -> rejudge.RewardComparison:
+        asked = rejudge.RejudgeRequest("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
         selection = Selection(evaluation=split == "evaluation", train=split == "train")
-        return again.run(SETTINGS, asked, selection, lambda *_: None)
+        return rejudge.run(SETTINGS, asked, selection, lambda *_: None)
 
     with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}"):
         run(split, what_is_left=False)
@@ -108,7 +108,7 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
     assert other.judged > 0, "the topic of the other split is whole"
     report = run(split, what_is_left=True)
     assert report.wanted == sum(1 for _ in History(bus, NAMESPACE, POLICY).rows(kind))
-    assert f"without {topic}[0]: offsets 0 to 1 {LEFT}" in again.lines(report)
+    assert f"without {topic}[0]: offsets 0 to 1 {LEFT}" in rejudge.lines(report)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.replay import shares
+from millrace.consumers.replay import cell_assignment
 from millrace.consumers.replay.command import ReplayOptions, proving
 from tests.support import forked
 from tests.support.cells import Cells
@@ -62,7 +62,7 @@ def test_versions_of_ranks_that_came_and_died_are_proven(
             said = {group["seq"]: group["cell"] for group in row["groups"]}
             silent: Any = {**row, "groups": [{**group, "cell": -1} for group in row["groups"]]}
             resolutions = {group["seq"]: tokens(it, group) for group in row["groups"]}
-            assert shares.manifest(silent, shares.cells_of(silent), resolutions, 4, 1)[1] == said
+            assert cell_assignment.manifest(silent, cell_assignment.cells_of(silent), resolutions, 4, 1)[1] == said
 
         private = tmp_path / "private"
         private.mkdir()

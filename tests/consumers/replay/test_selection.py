@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.consumers import clearance
-from millrace.consumers.replay import eligible, selection
+from millrace.consumers.replay import selection
 from millrace.consumers.replay.selection import ModelLimits, Selected, Selector
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.rendering.choose import choose
@@ -125,7 +125,7 @@ def test_text_is_cleared_anew_when_it_is_read(writer: Writer) -> None:
     found = selector(0, writer=writer).by_rule(lambda _: True)
     there = [one.place for one in found.candidates if one.texts]
     denied: Any = {"governance.tenants.local.eligibility": "denied"}
-    assert selector(0, denied, writer=writer).texts(there) == [eligible.TENANT] * len(there) != []
+    assert selector(0, denied, writer=writer).texts(there) == [selection.TENANT] * len(there) != []
     gone = Place("elsewhere.p.trajectories", 0, 0)
     assert selector(0, writer=writer).texts([gone]) == [selection.UNREADABLE]
 

@@ -14,10 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from millrace.apps.demo import tiny
+from millrace.infra.versions import PIN
 from millrace.trainers.errors import BadConfiguration, BadData
 from millrace.trainers.evaluation import answering
 from millrace.trainers.offline.job import Job
-from millrace.trainers.offline.loop import RunListener, RunPace, versions
+from millrace.trainers.offline.loop import RunObserver, RunPace, versions
 from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker, points
 from millrace.trainers.weights import checkpoint
@@ -30,7 +31,7 @@ from tests.support.dying_offline import job as dying_job
 pytestmark = pytest.mark.slow
 
 
-class Heard(RunListener):
+class Heard(RunObserver):
     """Keeps what it hears."""
 
     def __init__(self) -> None:
@@ -38,13 +39,13 @@ class Heard(RunListener):
         self.refusals: list[tuple[str, str]] = []
         self.notes: list[str] = []
 
-    def trained(self, step: int, metrics: Any) -> None:
+    def on_step(self, step: int, metrics: Any) -> None:
         self.metrics[step] = dict(metrics)
 
-    def refused(self, where: str, reason: str) -> None:
+    def on_refusal(self, where: str, reason: str) -> None:
         self.refusals.append((where, reason))
 
-    def noted(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         self.notes.append(text)
 
 
@@ -64,7 +65,7 @@ def short(algorithm: str, model: Path, data: Path, out: Path, **more: Any) -> Jo
 
 def test_supervised_learning_lowers_the_loss_on_what_it_never_saw(model: Path, shown: Path, tmp_path: Path) -> None:
     heard = Heard()
-    written = run(short("sft", model, shown, tmp_path, epochs=5, steps=0, evaluate_every=10), listener=heard)
+    written = run(short("sft", model, shown, tmp_path, epochs=5, steps=0, evaluate_every=10), observer=heard)
     assert written.path.name.startswith("v30-"), "180 items in batches of 32 are 6 steps an epoch"
     held = [heard.metrics[step]["heldout_loss"] for step in (0, 10, 20, 30)]
     assert held == sorted(held, reverse=True)
@@ -81,14 +82,14 @@ def test_supervised_learning_lowers_the_loss_on_what_it_never_saw(model: Path, s
 @pytest.mark.parametrize("algorithm", ["dpo", "ipo"])
 def test_preferences_are_learned(algorithm: str, model: Path, preferred: Path, tmp_path: Path) -> None:
     heard = Heard()
-    run(short(algorithm, model, preferred, tmp_path, lr=3e-4), listener=heard)
+    run(short(algorithm, model, preferred, tmp_path, lr=3e-4), observer=heard)
     assert heard.metrics[30]["heldout_reward_accuracy"] >= 0.9
     assert heard.metrics[30]["heldout_loss"] < heard.metrics[0]["heldout_loss"]
 
 
 def test_a_reward_model_is_one_that_transformers_serves(model: Path, preferred: Path, tmp_path: Path) -> None:
     heard = Heard()
-    written = run(short("reward-model", model, preferred, tmp_path), listener=heard)
+    written = run(short("reward-model", model, preferred, tmp_path), observer=heard)
     assert heard.metrics[30]["heldout_correct"] >= 0.9
     served = AutoModelForSequenceClassification.from_pretrained(str(written.path), num_labels=1)
     tokenizer = AutoTokenizer.from_pretrained(str(written.path))
@@ -114,16 +115,16 @@ def test_a_student_comes_near_its_teacher(
     made = short(
         f"distill-{direction}", model, shown, tmp_path / "out", teacher=teacher, on_policy=on_policy, max_tokens=7
     )
-    run(made, listener=heard)
+    run(made, observer=heard)
     assert heard.metrics[30]["heldout_loss"] < 0.5 * heard.metrics[0]["heldout_loss"]
 
 
 def test_what_is_held_out_measures_as_training_does(model: Path, shown: Path, tmp_path: Path) -> None:
     heard = Heard()
-    run(short("sft", model, shown, tmp_path / "a", steps=1, batch=200, holdout=0.5), listener=heard)
+    run(short("sft", model, shown, tmp_path / "a", steps=1, batch=200, holdout=0.5), observer=heard)
     # The same items, once held out and once trained on, before anything was learned.
     other = Heard()
-    run(short("sft", model, shown, tmp_path / "b", steps=1, batch=200, holdout=0.5, lr=1e-12), listener=other)
+    run(short("sft", model, shown, tmp_path / "b", steps=1, batch=200, holdout=0.5, lr=1e-12), observer=other)
     metrics = other.metrics[1]
     assert metrics["heldout_loss"] == pytest.approx(heard.metrics[0]["heldout_loss"], rel=1e-6)
     assert metrics["heldout_entropy"] == pytest.approx(heard.metrics[0]["heldout_entropy"], rel=1e-6)
@@ -146,10 +147,17 @@ def test_a_finished_run_can_be_extended(model: Path, shown: Path, tmp_path: Path
     assert run(replace(made, steps=6, resume=True)).digest == whole.digest, "nothing is left to do"
 
 
+def test_a_pinned_version_stays_beside_the_newest(model: Path, shown: Path, tmp_path: Path) -> None:
+    made = short("sft", model, shown, tmp_path, steps=1, save_every=1, keep=1)
+    (run(made).path / PIN).touch()
+    run(replace(made, steps=4, resume=True))
+    assert [number for number, _ in versions(tmp_path)] == [1, 4]
+
+
 def test_a_rate_that_falls_reaches_its_floor_with_the_last_batch(model: Path, shown: Path, tmp_path: Path) -> None:
     heard = Heard()
     made = short("sft", model, shown, tmp_path, steps=5, warmup=1, decay="linear", floor=0.2)
-    run(made, listener=heard)
+    run(made, observer=heard)
     assert [heard.metrics[step]["lr"] for step in range(1, 6)] == pytest.approx([1e-3, 1e-3, 8e-4, 6e-4, 4e-4])
     with pytest.raises(BadConfiguration, match="decays_over"):
         run(replace(made, steps=9, resume=True))
@@ -161,7 +169,7 @@ def test_an_adapter_learns_alone_and_its_run_goes_on(
 ) -> None:
     heard = Heard()
     made = short("sft", model, shown, tmp_path / "whole", steps=12, lr=1e-2, lora=Lora(4, 8, publish=publish))
-    whole = run(made, listener=heard)
+    whole = run(made, observer=heard)
     assert heard.metrics[12]["heldout_loss"] < 0.9 * heard.metrics[0]["heldout_loss"]
     state = checkpoint.read(whole.path)
     assert state.adapter is not None
@@ -196,7 +204,7 @@ def test_a_damaged_version_costs_only_the_steps_since_the_one_before(model: Path
     weights = broken.path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     heard = Heard()
-    assert run(replace(made, resume=True), listener=heard).digest == whole.digest
+    assert run(replace(made, resume=True), observer=heard).digest == whole.digest
     assert "version 4 is left out" in heard.notes[0]
     assert sorted(heard.metrics) == [3, 4]
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.learner.version.collect import PIN, choose, choose_deltas, collect
+from millrace.consumers.learner.version.collect import choose, choose_deltas, collect
 from millrace.infra import durable, faults
+from millrace.infra.versions import PIN
 
 DIGESTS = {n: f"{n:012x}" + "0" * 52 for n in range(6)}
 MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
@@ -77,7 +78,7 @@ def test_what_is_pinned_after_it_was_chosen_stays(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in tmp_path.iterdir()) == [MINE[0], MINE[2], *MINE[4:]]
 
 
-@pytest.mark.parametrize("point", ["learner.in_collect", "learner.after_collect"])
+@pytest.mark.parametrize("point", ["versions.in_removal", "versions.after_removal"])
 def test_a_collection_that_is_cut_short_leaves_whole_versions_or_drafts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

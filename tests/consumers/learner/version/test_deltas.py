@@ -77,7 +77,7 @@ def test_a_parent_that_cannot_be_read_makes_a_whole_version(place: Make, monkeyp
     feed(it.bus, it.settings, range(4))
     it.learn(1)
     assert events(it)[1]["mode"] == "full"
-    assert any("announced whole: it is gone" in note for note in it.notes)
+    assert any("announced whole: it is gone" in text for text in it.warnings)
 
 
 @pytest.mark.parametrize("name", ["delta.before_rename", "delta.after_rename"])

@@ -154,8 +154,8 @@ def test_the_ledger_of_a_real_learner_fills_a_tracker(place: Callable[..., Any])
         update={"learner": it.settings.learner.model_copy(update={"trackers": ("jsonl", "tensorboard")})}
     )
     tracking = Tracking.of(chosen, it.bus, policy_names.topics(chosen)["ledger"])
-    tracking.write(it.said[-1])
+    tracking.write(it.entries[-1])
     tracking.close()
     home = chosen.home / "tracking" / chosen.policy.name
-    assert tracked.jsonl(home / "jsonl") == [(one["version"], dict(one["metrics"])) for one in it.said]
+    assert tracked.jsonl(home / "jsonl") == [(one["version"], dict(one["metrics"])) for one in it.entries]
     assert [step for step, _ in tracked.tensorboard(home / "tensorboard")] == [1, 2]

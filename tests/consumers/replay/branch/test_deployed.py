@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers import policy_names
-from millrace.consumers.replay.asked import one
 from millrace.consumers.replay.branch import kept
 from millrace.consumers.replay.branch.job import BranchOptions
+from millrace.consumers.replay.sql_selection import one
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.open_store import make_tables
 from millrace.consumers.warehouse.store.directory import TableDirectory

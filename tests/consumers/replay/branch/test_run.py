@@ -24,6 +24,7 @@ from millrace.infra.log.history import newest
 from millrace.infra.log.history.kinds import TRAJECTORIES
 from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal
+from millrace.infra.versions import PIN
 from millrace.trainers.weights import checkpoint
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
 from tests.support.judged import judge
@@ -83,9 +84,9 @@ class Loud(Heard):
         self.said = StringIO()
         self._screen = BranchScreen(Terminal(file=self.said, width=200), BranchOptions("b"))
 
-    def scored(self, reach: Reach) -> None:
-        super().scored(reach)
-        self._screen.scored(reach)
+    def on_reach(self, reach: Reach) -> None:
+        super().on_reach(reach)
+        self._screen.on_reach(reach)
 
 
 def test_the_guard_warns_and_refuses_by_what_it_scores_from_the_starting_weights(place: Place) -> None:
@@ -167,6 +168,14 @@ def test_files_of_a_branch_that_died_behind_its_last_version_are_collected(place
     assert (heard.steps, heard.went_on) == ([], [3]), "nothing is left to do"
     whole = Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent
     assert sorted(path.name for path in root.iterdir()) == sorted(path.name for path in whole.iterdir())
+    stranger = root / "v3-0123456789ab"
+    stranger.mkdir()
+    (stranger / PIN).touch()
+    with pytest.raises(BranchError, match=f"{stranger.name} was never announced.*{PIN}"):
+        branch(place.bus, place.settings, **SHORT)
+    (stranger / PIN).unlink()
+    assert branch(place.bus, place.settings, **SHORT)[1].went_on == [3]
+    assert not stranger.exists()
 
 
 def test_two_that_begin_one_branch_at_once(place: Place) -> None:

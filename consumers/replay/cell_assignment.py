@@ -43,10 +43,10 @@ def manifest(
     batch = Batch(entry["seq_lo"], tuple(_resolution(group, tokens) for group in entry["groups"]), entry["eta"])
     roster = _roster(len(cells), int(spares), shards)
     train = verdict.manifest(batch, roster, cells, entry["version"] - 1, minibatches, None)
-    found = {part.seq: cell for cell, parts in enumerate(train.shares) for part in parts}
+    cell_by_seq = verdict.cells_of(train)
     if list(cells) == cells_of(entry):
-        found |= {group["seq"]: group["cell"] for group in entry["groups"] if group.get("cell", -1) >= 0}
-    return train.minibatches, found
+        cell_by_seq |= {group["seq"]: group["cell"] for group in entry["groups"] if group.get("cell", -1) >= 0}
+    return train.minibatches, cell_by_seq
 
 
 def check(entry: LedgerEntry, cells: Mapping[int, int], samples: Sequence[Sample]) -> None:
@@ -54,12 +54,15 @@ def check(entry: LedgerEntry, cells: Mapping[int, int], samples: Sequence[Sample
     for share in entry["ranks"]:
         if share["cell"] < 0 or cells_of(entry).index(share["cell"]) != share["rank"]:
             continue
-        mine = [sample for sample in samples if cells[sample.seq] == share["cell"]]
-        found = (len({sample.trajectory for sample in mine}), len({sample.seq for sample in mine}))
-        if found != (share["samples"], share["groups"]):
+        samples_of_cell = [sample for sample in samples if cells[sample.seq] == share["cell"]]
+        counts = (
+            len({sample.trajectory for sample in samples_of_cell}),
+            len({sample.seq for sample in samples_of_cell}),
+        )
+        if counts != (share["samples"], share["groups"]):
             raise ProofError(
                 f"version {entry['version']}: the ledger counts {share['samples']} samples of {share['groups']} groups "
-                f"for rank {share['rank']}, and {found[0]} of {found[1]} are found: its ledger entry does not say "
+                f"for rank {share['rank']}, and {counts[0]} of {counts[1]} are found: its ledger entry does not say "
                 "which rank trained which group, and the owners of partitions do not tell; prove another version"
             )
 

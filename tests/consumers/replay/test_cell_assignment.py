@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.consumers.learner.group.agreement import Peer, Roster
 from millrace.consumers.learner.step import verdict
 from millrace.consumers.learner.version.order import Batch
-from millrace.consumers.replay import shares
+from millrace.consumers.replay import cell_assignment
 from millrace.infra.errors import ProofError
 from millrace.trainers.batches.sample import Sample
 
@@ -71,14 +71,14 @@ def test_an_old_entry_gives_the_shares_of_its_time(data: st.DataObject) -> None:
     ready: Any = [{**one, "kind": "ready", "tokens": [tokens[one["seq"]]]} for one in groups]
     live = verdict.manifest(Batch(7, tuple(ready), 2), roster, cells, 4, minibatches, None)
 
-    again, by_seq = shares.manifest(entry(groups, cells, spares), cells, tokens, shards, minibatches)
+    again, by_seq = cell_assignment.manifest(entry(groups, cells, spares), cells, tokens, shards, minibatches)
     assert again == live.minibatches
     assert by_seq == {part.seq: cell for cell, parts in enumerate(live.shares) for part in parts}
 
 
 def test_what_the_entry_says_of_its_groups_counts() -> None:
     groups = [{**group(seq, 0), "cell": seq % 2} for seq in range(4)]
-    _, by_seq = shares.manifest(entry(groups, [0, 1]), [0, 1], dict.fromkeys(range(4), 9), 4, 1)
+    _, by_seq = cell_assignment.manifest(entry(groups, [0, 1]), [0, 1], dict.fromkeys(range(4), 9), 4, 1)
     assert by_seq == {0: 0, 1: 1, 2: 0, 3: 1}
 
 
@@ -100,9 +100,9 @@ def test_other_shares_than_the_ledger_counts_are_refused() -> None:
     it["ranks"][0] |= {"samples": 2, "groups": 1}
     it["ranks"][1] |= {"samples": 1, "groups": 1}
     samples = [sample(0, "a"), sample(0, "b"), sample(1, "c")]
-    shares.check(it, {0: 0, 1: 1}, samples)
+    cell_assignment.check(it, {0: 0, 1: 1}, samples)
     with pytest.raises(ProofError, match="which rank trained which group"):
-        shares.check(it, {0: 1, 1: 0}, samples)
+        cell_assignment.check(it, {0: 1, 1: 0}, samples)
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_other_shares_than_the_ledger_counts_are_refused() -> None:
 def test_ranks_that_nobody_had_are_refused(cells: list[int], metrics: dict[str, float]) -> None:
     forged = {**entry([group(0, 0)], cells), "metrics": metrics}
     with pytest.raises(ProofError, match="version 5: its ledger entry names no ranks"):
-        shares.manifest(forged, cells, {0: 3}, 4, 1)
+        cell_assignment.manifest(forged, cells, {0: 3}, 4, 1)

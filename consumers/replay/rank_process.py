@@ -22,7 +22,7 @@ def serve(pipe: Connection, settings: Settings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who started this process ends it
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     prepare_process(settings)
-    from millrace.consumers.replay.work import RankWorker
+    from millrace.consumers.replay.rank_worker import RankWorker
 
     worker = RankWorker()
     pipe.send(Done())

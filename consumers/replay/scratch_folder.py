@@ -17,7 +17,7 @@ PREFIX = "millrace-replay-"
 
 
 @contextmanager
-def private_folder() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """An empty folder below the one for temporary files, removed at the end, as are those of replays that were
     killed."""
     sweep(Path(tempfile.gettempdir()))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.replay.private import PREFIX, private_folder, sweep
+from millrace.consumers.replay.scratch_folder import PREFIX, scratch_folder, sweep
 
 HOLDS = """
-from millrace.consumers.replay.private import private_folder
-with private_folder() as folder:
+from millrace.consumers.replay.scratch_folder import scratch_folder
+with scratch_folder() as folder:
     (folder / "weights").write_bytes(b"x")
     print(folder, flush=True)
     input()
@@ -27,7 +27,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_private_and_goes_with_the_block(tmp_path: Path) -> None:
-    with private_folder() as one, private_folder() as two:
+    with scratch_folder() as one, scratch_folder() as two:
         assert one != two
         assert one.stat().st_mode & 0o077 == 0
         (one / "file").write_text("x")
@@ -47,11 +47,11 @@ def test_what_a_killed_one_left_goes_with_the_next(tmp_path: Path) -> None:
     held = Path(process.stdout.readline().strip())
     other = tmp_path / f"{PREFIX}link"
     other.symlink_to(held)
-    with private_folder():
+    with scratch_folder():
         assert held.is_dir()
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert held.is_dir()
-    with private_folder():
+    with scratch_folder():
         assert not held.exists()
     assert other.is_symlink()

@@ -29,7 +29,7 @@ from millrace.consumers.replay.orders import (
     TrainedStep,
     TrainStep,
 )
-from millrace.consumers.replay.process import serve
+from millrace.consumers.replay.rank_process import serve
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.trainers.backends.group import open_store
@@ -42,7 +42,7 @@ END_S = 5.0
 Kind = TypeVar("Kind", Formed, TrainedStep, Done)
 
 
-class Crew:
+class WorkerPool:
     """At most `size` ranks. Use as a context."""
 
     def __init__(self, size: int, settings: Settings, context: BaseContext | None = None) -> None:

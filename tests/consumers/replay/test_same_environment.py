@@ -8,8 +8,8 @@ import pytest
 
 from millrace.consumers.learner.group import identity
 from millrace.consumers.learner.group.identity import identify
-from millrace.consumers.replay import same
-from millrace.consumers.replay.same import Here, differences
+from millrace.consumers.replay import same_environment
+from millrace.consumers.replay.same_environment import Here, differences
 from millrace.infra.config import load
 from millrace.infra.errors import ProofError
 from millrace.infra.process import cuda
@@ -62,7 +62,7 @@ def test_a_configuration_that_no_learner_had_is_named_by_its_version(config: str
     one = here("torch")
     forged = {**recorded(one), "config": config, "config_hash": "another"}
     with pytest.raises(ProofError, match="version 1 says what no learner writes"):
-        same.recorded(load(), forged)
+        same_environment.recorded(load(), forged)
     if '"lr"' not in config:  # which is another setting, and is shown as one
         with pytest.raises(ProofError, match="version 1 says what no learner writes"):
             differences(one, forged)
