@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.consumers.clearance import Allowed, cleared
 from millrace.dialects.dialogue import Unsayable
+from millrace.formats.clearance import Allowed, cleared
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event, Trajectory

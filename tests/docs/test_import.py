@@ -14,10 +14,10 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
+from millrace.formats.imports import run as importing
+from millrace.formats.layouts import LAYOUTS, OTHER_NAMES
 from millrace.infra.config import load
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.imports import run as importing
-from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES
 from millrace.schemas import codec
 from millrace.streams.seal.policies import announce
 from tests.support.documents import IMPORT, ROOT, RUN_BY, blocks
@@ -97,6 +97,6 @@ def test_the_table_and_the_help_have_every_layout() -> None:
 
 
 def test_the_page_names_every_reason() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "producers" / "imports").rglob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "formats").rglob("*.py"))
     (named,) = re.findall(r"Reasons are (.*?)\.\n", PAGE.read_text(), re.DOTALL)
     assert set(re.findall(r"`(\w+)`", named)) == set(re.findall(r'BadRow\(\s*"(\w+)"', code))

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.export import run as exporting
-from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.trajectory import command as showing
+from millrace.formats.exports import run as exporting
+from millrace.formats.writers import LAYOUTS
 from tests.support import shown
 from tests.support.documents import READING, ROOT, RUN_BY, blocks
 from tests.support.history_log import NS
@@ -115,7 +115,7 @@ def test_the_table_and_the_help_have_every_layout() -> None:
 
 
 def test_the_page_names_every_reason_that_it_explains() -> None:
-    code = "".join(path.read_text() for path in modules("consumers", "dialects"))
+    code = "".join(path.read_text() for path in modules("formats", "dialects"))
     known = set(re.findall(r'Unsayable\(\s*"(\w+)"', code))
     (named,) = re.findall(r"is refused by name: (.*?), and others", PAGE.read_text())
     assert set(re.findall(r"`(\w+)`", named)) <= known

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from millrace.formats.episodes.episode import ClaimedReward, Episode
+from millrace.formats.episodes.event_bodies import BareEvent, Bodies, Origin, reward
+from millrace.formats.episodes.rows import BadRow, text_of
+from millrace.formats.episodes.sealer import Kin
+from millrace.formats.spans.conversation import Told, Where
+from millrace.formats.spans.genai import RESPONSE, matters
+from millrace.formats.spans.otlp_json import Span, SpanEvent
 from millrace.infra.stages.letters import made_id
-from millrace.producers.imports.bodies import BareEvent, Bodies, Origin, reward
-from millrace.producers.imports.envelope import Kin
-from millrace.producers.imports.episode import ClaimedReward, Episode
-from millrace.producers.imports.genai import RESPONSE, matters
-from millrace.producers.imports.rows import BadRow, text_of
-from millrace.producers.imports.spans import Span, SpanEvent
-from millrace.producers.imports.told import Told, Where
 from millrace.producers.intake.otlp.agents import AgentSpans, parts
 from millrace.schemas import bounds
 
