@@ -1,19 +1,25 @@
-"""Rows out of files: JSON lines (plain or gzip), Parquet, a Hugging Face dataset directory.
+"""Files of rows, read and written: JSON lines (read from gzip too), Parquet, a Hugging Face dataset directory.
 
 Invariants: one row, or one batch of columns, is in memory at a time, however long the file; a row that cannot be read
-is named with its number and the next one is read; a file that cannot be read at all is an `ImportRefused`."""
+is named with its number and the next one is read; a file that cannot be read at all is an `ImportRefused`; what a sink
+wrote is complete once it is closed, and nobody reads it before, since it writes to a draft."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
+import shutil
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import orjson
+import pyarrow as pa
+from pyarrow import parquet
 
 from millrace.dialects.shape import measure
 from millrace.formats.episodes.rows import BadRow, ImportRow, without_nulls
@@ -25,7 +31,6 @@ BATCH = 64
 LEVELS = 4 * bounds.DEPTH
 """of a row: an attribute of a span has four for each of what it holds"""
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
-
 Refuse = Callable[[int, BadRow], None]
 """hears of a row that cannot be imported: its number, and why"""
 Watch = Callable[[int, int], None]
@@ -43,7 +48,7 @@ class RowReader(ABC):
         """Every row that can be read, in order. Raises ImportRefused where the file cannot be read on."""
 
 
-class JsonLines(RowReader):
+class JsonLinesReader(RowReader):
     """One object a line, UTF-8; empty lines are passed over."""
 
     def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
@@ -89,13 +94,10 @@ def parsed(line: bytes) -> dict[str, Any]:
     return row
 
 
-class Parquet(RowReader):
+class ParquetReader(RowReader):
     """A row a row."""
 
     def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         try:
             with parquet.ParquetFile(self.path) as file:
                 total, number = file.metadata.num_rows, 0
@@ -108,12 +110,11 @@ class Parquet(RowReader):
             raise ImportRefused(f"{self.path} cannot be read as Parquet: {error}") from None
 
 
-class Dataset(RowReader):
+class DatasetReader(RowReader):
     """A directory that `datasets` saved, mapped into memory."""
 
     def rows(self, refuse: Refuse, watch: Watch) -> Iterator[ImportRow]:
         import datasets
-        import pyarrow as pa
 
         if (self.path / "dataset_dict.json").is_file():
             splits = sorted(one.name for one in self.path.iterdir() if one.is_dir())
@@ -137,7 +138,7 @@ def reader(path: Path) -> RowReader:
     """The reader of a file, by what lies there. Raises ImportRefused."""
     try:
         if path.is_dir():
-            return Dataset(path)
+            return DatasetReader(path)
         if not path.is_file():
             raise ImportRefused(f"there is no file {path}")
         with path.open("rb") as file:
@@ -145,10 +146,10 @@ def reader(path: Path) -> RowReader:
     except OSError as error:
         raise ImportRefused(f"{path} cannot be read: {error.strerror}") from None
     if begin == _PARQUET:
-        return Parquet(path)
+        return ParquetReader(path)
     if begin.lstrip()[:1] == b"[":
         raise ImportRefused(f"{path} is one JSON list: write an object a line, as `jq -c '.[]' {path}` does")
-    return JsonLines(path)
+    return JsonLinesReader(path)
 
 
 def fingerprint(path: Path) -> list[tuple[str, int, int]]:
@@ -156,3 +157,122 @@ def fingerprint(path: Path) -> list[tuple[str, int, int]]:
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     stats = [(str(one), one.stat()) for one in files]
     return [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
+
+
+Form = Literal["jsonl", "parquet", "dataset"]
+ROWS = 1024
+"""rows of a batch"""
+READ = 2**20
+
+
+class Sink(ABC):
+    """Takes rows, one after the other."""
+
+    @abstractmethod
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Take a row."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what was written."""
+
+
+class JsonLinesSink(Sink):
+    """One object a line, UTF-8."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        path.chmod(0o600)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        try:
+            line = orjson.dumps(row)
+        except TypeError:  # a number of more than 64 bits, nesting of more than 254
+            line = json.dumps(row).encode()
+        self._file.write(line + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ParquetSink(Sink):
+    """One Parquet file, zstd."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        """taken so far"""
+        self._waiting: list[Mapping[str, Any]] = []
+        self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
+        path.chmod(0o600)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self.rows += 1
+        self._waiting.append(row)
+        if len(self._waiting) >= ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_batch(pa.RecordBatch.from_pylist(self._waiting, self.schema))
+        self._waiting.clear()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._flush()
+        self._writer.close()
+
+
+class DatasetSink(Sink):
+    """A directory as `datasets` saves it: by way of a Parquet file, so that the rows never are in memory at once."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        path.mkdir(mode=0o700)
+        self._aside = path / "rows.parquet"
+        self._inner = ParquetSink(self._aside, schema)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        self._inner.write(row)
+
+    def close(self) -> None:
+        import datasets
+
+        self._inner.close()
+        cache = self._path / "cache"
+        shown = datasets.are_progress_bars_disabled()
+        datasets.disable_progress_bars()
+        try:
+            if self._inner.rows:
+                made = datasets.Dataset.from_parquet(str(self._aside), cache_dir=str(cache))
+            else:  # which from_parquet refuses
+                columns = datasets.Features.from_arrow_schema(self._inner.schema)
+                made = datasets.Dataset.from_dict({name: [] for name in columns}, features=columns)
+            made.save_to_disk(str(self._path), num_shards=None if self._inner.rows else 1)
+            del made
+        finally:
+            if not shown:
+                datasets.enable_progress_bars()
+            shutil.rmtree(cache, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                self._aside.unlink()
+
+
+def sink(form: Form, schema: pa.Schema | None, path: Path) -> Sink:
+    """The sink of a form, at a path where nothing lies. schema: its columns, of forms that have any."""
+    if form == "jsonl":
+        return JsonLinesSink(path)
+    assert schema is not None, "a layout of columns names them"
+    return ParquetSink(path, schema) if form == "parquet" else DatasetSink(path, schema)
+
+
+def digest(path: Path) -> str:
+    """sha256 hex of a file; of a directory, over the name and the digest of each file in it, sorted by name."""
+    out = hashlib.sha256()
+    if path.is_dir():
+        for file in sorted(one for one in path.rglob("*") if one.is_file()):
+            out.update(f"{file.relative_to(path)}\0{digest(file)}\n".encode())
+        return out.hexdigest()
+    with path.open("rb") as content:
+        while part := content.read(READ):
+            out.update(part)
+    return out.hexdigest()

@@ -91,6 +91,12 @@ class ExportedSample:
             raise Unsayable("several_lineages", f"it has {len(traces)} lineages, and a row here holds one")
         return traces[0]
 
+    def only_lineage(self) -> tuple[str, list[Dialogue]]:
+        """The name and the calls of its one lineage. Raises Unsayable where it has none or several."""
+        if len(self.dialogues) > 1:
+            raise Unsayable("several_lineages", f"it has {len(self.dialogues)} lineages, and a row here holds one")
+        return next(iter(self.dialogues.items()))
+
     def conversations(self) -> dict[str, Dialogue]:
         """The last usable call of each lineage, which holds all that was said before. Raises Unsayable."""
         return {name: said[-1] for name, said in self.dialogues.items()}
@@ -125,6 +131,15 @@ class ExportedSample:
             "status": record["status"],
             "trained_version": self.version,
         }
+
+
+def prompt_and_completion(calls: Sequence[Dialogue]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(what was asked before the policy first spoke, what was said from there on). Raises Unsayable where a later call
+    does not repeat it."""
+    prompt, messages = calls[0].messages, calls[-1].whole
+    if messages[: len(prompt)] != prompt:
+        raise Unsayable("rewritten", "its agent rewrote what it had asked first")
+    return prompt, messages[len(prompt) :]
 
 
 def _is_used(call: ModelCall, reasons: dict[str, str]) -> bool:

@@ -18,10 +18,10 @@ from millrace.dialects.dialogue import Unsayable
 from millrace.formats.clearance import Allowed, anyone
 from millrace.formats.exports.gather import ExportTally, Gatherer, NotExported, Watch
 from millrace.formats.exports.select import Selection
+from millrace.formats.files import JsonLinesSink, digest, sink
+from millrace.formats.layouts import WRITERS
+from millrace.formats.layouts.base import ExportLayout
 from millrace.formats.sample import ExportedSample
-from millrace.formats.sinks import JsonLines, digest, sink
-from millrace.formats.writers import LAYOUTS
-from millrace.formats.writers.base import ExportLayout
 from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -134,7 +134,7 @@ class _Run:
         self._gone = gatherer.gone
         if self._gone and not what_is_left:
             raise ExportError(f"{'; '.join(self._gone)}. --what-is-left exports that")
-        target = sink(self._layout, draft)
+        target = sink(self._layout.form, self._layout.schema, draft)
         try:
             for group in gatherer.groups(watch):
                 for samples, rows in self._layout.group(group, self._turn_down):
@@ -186,7 +186,7 @@ class _Refusals:
     def __init__(self, out: Path) -> None:
         self._path = _beside(out, "refused.jsonl")
         self._held = ExitStack()
-        self._lines: JsonLines | None = None
+        self._lines: JsonLinesSink | None = None
         self.examples: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
@@ -198,7 +198,7 @@ class _Refusals:
 
     def __call__(self, refusal: NotExported) -> None:
         if self._lines is None:
-            self._lines = JsonLines(self._held.enter_context(durable.drafted(self._path)))
+            self._lines = JsonLinesSink(self._held.enter_context(durable.drafted(self._path)))
             self._held.callback(self._lines.close)
         self._lines.write({**refusal._asdict(), "place": refusal.place._asdict()})
         some = self.examples.setdefault(refusal.reason, [])
@@ -207,9 +207,9 @@ class _Refusals:
 
 
 def _layout(name: str) -> ExportLayout:
-    made = LAYOUTS.get(name)
+    made = WRITERS.get(name)
     if made is None:
-        raise ExportError(f"there is no layout {name!r}: choose one of {', '.join(LAYOUTS)}")
+        raise ExportError(f"there is no layout {name!r}: choose one of {', '.join(WRITERS)}")
     return made()
 
 

@@ -15,7 +15,7 @@ from millrace.formats.episodes.episode import Group
 from millrace.formats.episodes.rows import BadRow
 from millrace.formats.files import Refuse, RowReader, Watch, fingerprint, reader
 from millrace.formats.imports.group_records import ImportTerms, Maker, content
-from millrace.formats.layouts import LAYOUTS, OTHER_NAMES
+from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.formats.layouts.base import ImportLayout
 from millrace.infra.errors import ImportRefused
 from millrace.infra.log.base import Outgoing
@@ -84,19 +84,19 @@ def events(
 def chosen(source: RowReader, name: str) -> type[ImportLayout]:
     """The layout that was asked for, else the one of the first row. Raises ImportRefused."""
     if name:
-        found = LAYOUTS.get(OTHER_NAMES.get(name, name))
+        found = READERS.get(OTHER_NAMES.get(name, name))
         if found is None:
-            known = ", ".join([*LAYOUTS, *OTHER_NAMES])
+            known = ", ".join([*READERS, *OTHER_NAMES])
             raise ImportRefused(f"there is no layout {name!r}: choose one of {known}")
         return found
     first = next(source.rows(lambda number, error: None, lambda done, total: None), None)
     if first is None:
         raise ImportRefused(f"{source.path} has no row that can be read: each line should be one JSON object")
-    for layout in LAYOUTS.values():
+    for layout in READERS.values():
         if layout.fits(first.content):
             return layout
     keys = ", ".join(sorted(first.content)[:8])
     raise ImportRefused(
         f"nothing says which layout {source.path} has: row {first.number} has the keys {keys}. "
-        f"Choose with --layout: {', '.join(LAYOUTS)}"
+        f"Choose with --layout: {', '.join(READERS)}"
     )

@@ -34,7 +34,7 @@ ON_ERROR = ("stop", "skip")
 EXAMPLES = 5
 """refused rows that an error names"""
 
-Told = Callable[[str, Path, int, int], None]
+Report = Callable[[str, Path, int, int], None]
 """hears what is done (`checking`, `importing`), with which file, and how far of how much it is"""
 
 
@@ -97,12 +97,12 @@ def import_files(
     paths: Sequence[Path],
     options: ImportOptions,
     ready: Callable[[Settings, Bus], None],
-    told: Told = _silent,
+    report: Report = _silent,
 ) -> list[ImportSummary]:
     """Import files for the configured policy. `ready` raises where the deployment would take none of it. Raises
     ImportRefused for what cannot be imported, BusError for a log that does not answer or lacks a topic."""
     if options.dry_run:
-        return import_into(None, settings.namespace, settings.policy.name, paths, options, told=told)
+        return import_into(None, settings.namespace, settings.policy.name, paths, options, report=report)
     with connect_now(settings) as bus:
         bus.check_topics(settings.layout.specs())
         ready(settings, bus)
@@ -114,7 +114,7 @@ def import_files(
             options,
             reward_key=settings.reward.key.get_secret_value(),
             claims=ClaimStore(settings.claims),
-            told=told,
+            report=report,
         )
 
 
@@ -127,14 +127,14 @@ def import_into(
     *,
     reward_key: str = "",
     claims: ClaimStore | None = None,
-    told: Told = _silent,
+    report: Report = _silent,
 ) -> list[ImportSummary]:
     """The same for any bus; without one everything is read and nothing sent."""
     if not NAME.fullmatch(options.tenant):
         raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
     terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
     with _Refusals(options.refused) as refusals:
-        checked = [_checked(path, options, terms, refusals, told) for path in paths]
+        checked = [_checked(path, options, terms, refusals, report) for path in paths]
     summaries = [_summary(one, refusals) for one in checked]
     if refusals.count and not options.skip and not options.dry_run:
         raise ImportRefused(refusals.said())
@@ -143,26 +143,26 @@ def import_into(
     faults.point("import.checked")
     maker = Maker(terms)  # for all files: equal rows are as many, whichever of them they lie in
     for one, summary in zip(checked, summaries, strict=True):
-        _send(bus, namespace, one, maker, claims, told)
+        _send(bus, namespace, one, maker, claims, report)
         summary.sent = True
     return summaries
 
 
-def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, told: Told) -> Checked:
+def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> Checked:
     return check(
         path,
         options.layout,
         terms,
         lambda number, error: refusals.add(path, number, error),
-        lambda done, total: told("checking", path, done, total),
+        lambda done, total: report("checking", path, done, total),
     )
 
 
-def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, told: Told) -> None:
+def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
     again = one.layout()
 
     def watch(done: int, total: int) -> None:
-        told("importing", one.path, done, total)
+        report("importing", one.path, done, total)
 
     def groups() -> Iterator[list[Outgoing]]:
         for _, records in events(again, reader(one.path), maker.group, _said_already, watch):

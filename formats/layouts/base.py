@@ -1,18 +1,25 @@
-"""What a layout is: how the rows of one tool become episodes.
+"""What a format is: how the rows of one tool become episodes, and how the samples of a group become rows.
 
-Invariants: a layout only reads what a row says, it never invents a reply, a token or a time; a row that it cannot read
-is refused by a code and never left out in silence; what it passes over in a row, it counts."""
+Invariants: a reader only reads what a row says, it never invents a reply, a token or a time; a writer only says what a
+sample holds, it never computes tokens or text anew; a row that cannot be read and a sample that cannot be said are
+refused by a code and never left out in silence; what a reader passes over in a row, it counts; a writer keeps no state
+from one group to the next, but for numbers that it gives out."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast, get_args
 
+import pyarrow as pa
+
+from millrace.dialects.dialogue import Unsayable
 from millrace.formats.episodes.episode import ClaimedReward, Episode, Group
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, json_text, number_of, text_of
-from millrace.formats.files import Refuse, RowReader, Watch
+from millrace.formats.files import Form, Refuse, RowReader, Watch
+from millrace.formats.sample import ExportedSample
 from millrace.schemas.records import EpisodeStatus, Split
 
 REWARDS = ("reward", "score")
@@ -20,6 +27,8 @@ REWARDS = ("reward", "score")
 TASKS = ("task_id", "prompt_id", "example_id", "id")
 """keys under which a row may name its task"""
 STATUSES: tuple[str, ...] = get_args(EpisodeStatus)
+RefuseSample = Callable[[ExportedSample, Unsayable], None]
+"""hears of a sample that cannot be said"""
 
 
 class ImportLayout(ABC):
@@ -90,3 +99,36 @@ def split_of(content: Mapping[str, Any]) -> Split:
 def named(value: Any) -> Content:
     """A map, empty where a value is none."""
     return dict(value) if isinstance(value, Mapping) else {}
+
+
+class ExportLayout(ABC):
+    """One way of writing samples. A subclass says `rows`, or `pairs` of whole groups by overriding `group`."""
+
+    name: ClassVar[str]
+    """what `--layout` calls it"""
+    help: ClassVar[str]
+    """one line for people: what reads it, and what a row is"""
+    form: ClassVar[Form] = "jsonl"
+    schema: ClassVar[pa.Schema | None] = None
+    """columns, of forms that have any"""
+    has_tokens: ClassVar[bool] = False
+    """whether its rows hold the exact tokens"""
+
+    @abstractmethod
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """The rows of one sample. Raises Unsayable where the layout has no place for it."""
+
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: RefuseSample
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
+        """(samples, their rows) of one group."""
+        for sample in samples:
+            try:
+                yield [sample], self.rows(sample)
+            except Unsayable as error:
+                refuse(sample, error)
+
+
+def tools_text(tools: Sequence[dict[str, Any]]) -> str | None:
+    """Tools as JSON, which TRL takes and whose columns never clash; null where there are none."""
+    return json.dumps(tools) if tools else None

@@ -1,5 +1,5 @@
-"""Conversations: `messages` and, where they were offered, `tools`. Chat JSONL of any kind, OpenAI fine-tuning, TRL, and
-the layouts that say more beside them: what `millrace export` writes with exact tokens, and verl."""
+"""Conversations: `messages` and, where they were offered, `tools`. Read from chat JSONL of any kind; written for the
+fine-tuning of OpenAI and of TRL."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from millrace.formats.episodes.messages import chat, conversation, offered
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, text_of, time_of
 from millrace.formats.layouts.base import (
     REWARDS,
+    ExportLayout,
     ImportLayout,
-    named,
     rest,
     reward_of,
     split_of,
     status_of,
     task_of,
+    tools_text,
 )
-from millrace.schemas import bounds
+from millrace.formats.sample import ExportedSample
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """who speaks in ShareGPT, where it is not called as in a chat"""
 
 
-class Chat(ImportLayout):
+class ChatReader(ImportLayout):
     """A conversation a row, with each reply of the assistant as a model call."""
 
     name = "chat"
@@ -70,45 +71,6 @@ class Chat(ImportLayout):
         return reward_of(content)
 
 
-class Exact(Chat):
-    """What `millrace export` writes as jsonl, parquet and hf. Its tokens are left out: nobody here saw them sampled."""
-
-    name = "jsonl"
-    help = "the exact layouts of `millrace export` (jsonl, parquet, hf), a lineage a row; its tokens are left out"
-    used = (*Chat.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
-
-    @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
-        return {"tokens", "mask", "lineage"} <= content.keys()
-
-    def rewards(self, content: Content) -> Any:
-        given = content.get("rewards")
-        parts: dict[str, Any] = {}
-        for one in given[: bounds.NAMES] if isinstance(given, list) else ():
-            if isinstance(one, Mapping) and one.get("value") is not None:
-                parts[str(one.get("source"))] = one["value"]
-        return reward_of(content, parts)
-
-
-class Verl(Chat):
-    """What verl trains on, where it holds replies."""
-
-    name = "verl"
-    help = "verl rows with messages, a row an episode; the reward is extra_info.reward"
-
-    @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
-        return {"messages", "data_source", "reward_model"} <= content.keys()
-
-    used = (*Chat.used, "prompt")
-
-    def episodes(self, row: ImportRow) -> Sequence[Episode]:
-        extra = named(row.content.get("extra_info"))
-        keys = ("reward", "split", "status", "task_id")
-        beside = {name: extra[name] for name in keys if name in extra}
-        return super().episodes(ImportRow(row.number, {**beside, **row.content}))
-
-
 def _messages(content: Content) -> list[Content]:
     """The conversation of a row, in OpenAI's form or as ShareGPT has it."""
     if "messages" in content:
@@ -125,3 +87,37 @@ def _turn(turn: Any) -> Any:
         return turn
     speaker = str(turn.get("from"))
     return {"role": SPEAKERS.get(speaker, speaker), "content": turn.get("value", "")}
+
+
+class OpenAIWriter(ExportLayout):
+    """One row a lineage: its conversation and the tools that were offered."""
+
+    name = "openai"
+    help = "OpenAI chat fine-tuning (messages, tools), a lineage a row"
+
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """A row a lineage."""
+        return [
+            {"messages": without_reasoning(said.whole), **tools_key(said.tools)}
+            for said in sample.conversations().values()
+        ]
+
+
+def tools_key(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"tools": list(tools)} if tools else {}
+
+
+def without_reasoning(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the keys that OpenAI knows."""
+    return [{name: value for name, value in message.items() if name != "reasoning_content"} for message in messages]
+
+
+class TrlMessagesWriter(ExportLayout):
+    """One row a lineage: the conversation as it stood at its end."""
+
+    name = "trl-messages"
+    help = "TRL conversations (messages, tools), a lineage a row, for SFTTrainer with assistant_only_loss"
+
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """A row a lineage."""
+        return [{"messages": said.whole, "tools": tools_text(said.tools)} for said in sample.conversations().values()]

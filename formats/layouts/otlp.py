@@ -17,7 +17,7 @@ from millrace.formats.episodes.rows import BadRow, ImportRow
 from millrace.formats.files import Refuse, RowReader, Watch
 from millrace.formats.layouts.base import ImportLayout
 from millrace.formats.spans.conventions import normal
-from millrace.formats.spans.conversation import Told
+from millrace.formats.spans.conversation import SpanConversation
 from millrace.formats.spans.genai import matters, named
 from millrace.formats.spans.otlp_json import KEYS, Span, size_of, spans
 from millrace.schemas import bounds
@@ -33,7 +33,7 @@ class _Open:
     spans: list[Span] = field(default_factory=list)
 
 
-class Otlp(ImportLayout):
+class OtlpReader(ImportLayout):
     """A conversation an episode: model calls, tool calls, evaluations."""
 
     name = "otlp"
@@ -85,6 +85,6 @@ class Otlp(ImportLayout):
         try:
             if held.size > bounds.ROW_BYTES:
                 raise BadRow("row_too_large", f"a conversation has more than {bounds.ROW_BYTES:,} bytes (ROW_BYTES)")
-            yield Group(held.row, [Told(held.spans, self.passed).episode()])
+            yield Group(held.row, [SpanConversation(held.spans, self.passed).episode()])
         except BadRow as error:
             refuse(held.row, error)

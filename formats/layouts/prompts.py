@@ -1,4 +1,4 @@
-"""A prompt and what followed it, in two keys: TRL, and the results of verifiers."""
+"""A prompt and what followed it, in two keys, as TRL has them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 from millrace.formats.episodes.episode import Episode
 from millrace.formats.episodes.messages import conversation, offered, said_or_chat
-from millrace.formats.episodes.rows import ImportRow, time_of
+from millrace.formats.episodes.rows import Content, ImportRow, time_of
 from millrace.formats.layouts.base import (
     REWARDS,
+    ExportLayout,
     ImportLayout,
     named,
     rest,
@@ -17,13 +18,15 @@ from millrace.formats.layouts.base import (
     split_of,
     status_of,
     task_of,
+    tools_text,
 )
+from millrace.formats.sample import ExportedSample
 from millrace.schemas.records import EpisodeStatus
 
 USED = ("prompt", "completion", "tools", "tool_defs", "split", "status", *REWARDS)
 
 
-class Prompt(ImportLayout):
+class PromptReader(ImportLayout):
     """Replies in the prompt are context: only those of the completion are the policy's."""
 
     name = "trl"
@@ -57,17 +60,16 @@ class Prompt(ImportLayout):
         return status_of(content)
 
 
-class Verifiers(Prompt):
-    """A line of `results.jsonl`."""
+class PromptWriter(ExportLayout):
+    """One row a call: what it was asked, and its reply alone, so that no tool's answer is trained on."""
 
-    name = "verifiers"
-    help = "verifiers results.jsonl, a rollout a row, with its reward and metrics"
+    name = "trl"
+    help = "TRL prompt/completion in messages, a model call a row, for SFTTrainer"
 
-    @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
-        return {"prompt", "completion", "example_id"} <= content.keys()
-
-    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
-        if content.get("error"):
-            return "failed"
-        return "truncated" if content.get("is_truncated") else "completed"
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """A row a usable call."""
+        return [
+            {"prompt": said.messages, "completion": [said.reply], "tools": tools_text(said.tools)}
+            for calls in sample.dialogues.values()
+            for said in calls
+        ]

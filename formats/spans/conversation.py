@@ -22,7 +22,7 @@ Where = tuple[str, str]
 """a trace and a span of it"""
 
 
-class Told:
+class SpanConversation:
     """One conversation, out of its spans. passed: counts what has no place in it, by kind; ours: whether a reply with
     this id of its provider is in the log already; beside: evaluations that name their reply."""
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.formats.imports import run as importing
-from millrace.formats.layouts import LAYOUTS, OTHER_NAMES
+from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.infra.config import load
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
@@ -91,9 +91,9 @@ def test_programs_can_read_what_was_done() -> None:
 
 def test_the_table_and_the_help_have_every_layout() -> None:
     named = set(re.findall(r"^\| `([\w-]+)` \| (?:an? |many)", PAGE.read_text(), re.MULTILINE))
-    assert named == set(LAYOUTS)
+    assert named == set(READERS)
     told = set(re.findall(r"[\w-]+", run(app, ["import", "--help"], env={"COLUMNS": "400"}).output))
-    assert set(LAYOUTS) | set(OTHER_NAMES) <= told
+    assert set(READERS) | set(OTHER_NAMES) <= told
 
 
 def test_the_page_names_every_reason() -> None:

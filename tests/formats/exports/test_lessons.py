@@ -13,7 +13,7 @@ from millrace.consumers.replay.text import Writer
 from millrace.dialects.rendering.choose import choose
 from millrace.formats.exports import export_from
 from millrace.formats.exports.select import Selection
-from millrace.formats.writers import LAYOUTS
+from millrace.formats.layouts import WRITERS
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
 from millrace.infra.log.history.reader import History
 from millrace.schemas import codec
@@ -22,7 +22,7 @@ from tests.support.conversations import Conversations
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
 
-TEXTS = sorted(name for name, layout in LAYOUTS.items() if not layout.has_tokens and "preference" not in name)
+TEXTS = sorted(name for name, layout in WRITERS.items() if not layout.has_tokens and "preference" not in name)
 WORLD = Conversations(0, 1)
 TOOL = {"role": "tool", "tool_call_id": "c", "content": "rain"}
 USER = {"role": "user", "content": "What is the weather?"}

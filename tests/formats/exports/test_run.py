@@ -18,7 +18,7 @@ from millrace.consumers.replay.selection import Selector
 from millrace.formats.clearance import anyone
 from millrace.formats.exports import export_from
 from millrace.formats.exports.select import Selection, VersionRange
-from millrace.formats.writers import LAYOUTS
+from millrace.formats.layouts import WRITERS
 from millrace.infra import durable
 from millrace.infra.config import load
 from millrace.infra.errors import ExportError
@@ -59,7 +59,7 @@ def test_an_export_that_fails_leaves_nothing(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_for_its_owner_alone(tmp_path: Path) -> None:
-    for name, layout in LAYOUTS.items():
+    for name, layout in WRITERS.items():
         export_from(history(), name, tmp_path / name, Selection(), "local")
         mode = stat.S_IMODE((tmp_path / name).stat().st_mode)
         assert mode == (0o700 if layout.form == "dataset" else 0o600), name

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.formats.files import reader
-from millrace.formats.layouts.otlp import Otlp
+from millrace.formats.layouts.otlp import OtlpReader
 from tests.support.imported import (
     AT,
     EVALUATED,
@@ -160,7 +160,7 @@ def test_answers_of_tools_without_a_span_are_read_out_of_the_next_call(tmp_path:
 
 def test_two_spans_of_one_reply_are_one_call(tmp_path: Path) -> None:
     path = write(tmp_path / "spans", [traced([span("chat", 10, FIRST), span("anthropic.create", 11, FIRST)])])
-    layout = Otlp()
+    layout = OtlpReader()
     (group,) = layout.groups(reader(path), lambda number, error: None, lambda done, total: None)
     assert len(group.episodes[0].steps) == 1
     assert layout.passed == {"second span of a call": 1}

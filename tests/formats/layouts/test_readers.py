@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from millrace.dialects.dialogue import dialogue
 from millrace.formats.files import reader
 from millrace.formats.imports.check import chosen
-from millrace.formats.layouts import LAYOUTS, OTHER_NAMES
+from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.infra.errors import ImportRefused
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.records import Event, ModelCall
 from tests.support.imported import ASKED, AT, CALL, ROWS, SAYS, TALK, TOOL, bodies, decoded, read, write
 
-NAMES = sorted(LAYOUTS)
+NAMES = sorted(READERS)
 PAIRS = {"trl-preference", "openai-preference", "atropos"}
 WITH_TOOLS = {"chat", "jsonl", "verl", "verifiers", "otlp"}
 
@@ -216,4 +216,4 @@ def test_what_has_no_layout_or_no_rows_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
     with pytest.raises(ImportRefused, match="no layout 'x': choose one of otlp"):
         read(example("chat", tmp_path), "x")
-    assert set(OTHER_NAMES.values()) <= set(LAYOUTS)
+    assert set(OTHER_NAMES.values()) <= set(READERS)

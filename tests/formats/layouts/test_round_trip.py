@@ -12,9 +12,7 @@ import pytest
 from millrace.dialects.dialogue import dialogue
 from millrace.formats.exports import export_from
 from millrace.formats.exports.select import Selection
-from millrace.formats.layouts import LAYOUTS as READ
-from millrace.formats.layouts import OTHER_NAMES
-from millrace.formats.writers import LAYOUTS as WRITTEN
+from millrace.formats.layouts import OTHER_NAMES, READERS, WRITERS
 from millrace.infra.log.history.reader import History
 from millrace.schemas.records import ModelCall
 from tests.support.conversations import Conversations
@@ -38,10 +36,10 @@ def clear() -> Conversations:
 
 
 def test_every_layout_that_is_written_with_text_is_read() -> None:
-    assert WRITTEN.keys() - UNREAD <= READ.keys() | OTHER_NAMES.keys()
+    assert WRITERS.keys() - UNREAD <= READERS.keys() | OTHER_NAMES.keys()
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN.keys() - UNREAD - OWN))
+@pytest.mark.parametrize("name", sorted(WRITERS.keys() - UNREAD - OWN))
 def test_what_was_said_comes_back(name: str, tmp_path: Path) -> None:
     source = clear()
     export_from(History(source.bus, NS, POLICY), name, tmp_path / name, Selection(), "local")

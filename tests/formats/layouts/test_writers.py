@@ -19,9 +19,9 @@ from pydantic import TypeAdapter
 
 from millrace.formats.exports import ExportSummary, export_from
 from millrace.formats.exports.select import Selection
-from millrace.formats.sinks import digest
-from millrace.formats.writers import LAYOUTS
-from millrace.formats.writers.atropos import IGNORED, NO_LOGPROB
+from millrace.formats.files import digest
+from millrace.formats.layouts import WRITERS
+from millrace.formats.layouts.atropos import IGNORED, NO_LOGPROB
 from millrace.infra.log.history.reader import History
 from millrace.schemas.arrays import unpack
 from tests.support.conversations import TOOLS, Conversations
@@ -29,8 +29,8 @@ from tests.support.history_log import NS
 from tests.support.history_records import POLICY
 
 Rows = list[dict[str, Any]]
-TOKENS = sorted(name for name, layout in LAYOUTS.items() if layout.has_tokens)
-TEXTS = sorted(set(LAYOUTS) - set(TOKENS))
+TOKENS = sorted(name for name, layout in WRITERS.items() if layout.has_tokens)
+TEXTS = sorted(set(WRITERS) - set(TOKENS))
 PAIRS = ("trl-preference", "openai-preference")
 
 
@@ -49,7 +49,7 @@ def written(
 
 def loaded(name: str, out: Path) -> Rows:
     """The rows as the tools of the form read them."""
-    form = LAYOUTS[name].form
+    form = WRITERS[name].form
     if form == "dataset":
         import datasets
 
@@ -136,7 +136,7 @@ def test_the_exact_layouts_keep_versions_rewards_and_what_was_said(name: str, tm
         assert [(m["role"], m["content"]) for m in row["messages"]] == [(m["role"], m["content"]) for m in talk]
 
 
-@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("name", sorted(WRITERS))
 def test_the_manifest_counts_every_trajectory(name: str, tmp_path: Path) -> None:
     source = world(2)
     summary, rows = written(name, tmp_path, source)
@@ -154,7 +154,7 @@ def test_the_manifest_counts_every_trajectory(name: str, tmp_path: Path) -> None
     assert left == set(), "nothing else stays beside it"
 
 
-@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("name", sorted(WRITERS))
 def test_nothing_that_is_not_cleared_is_written(name: str, tmp_path: Path) -> None:
     source = clear(0)
     barred = {"denied", "audit_only", "tenant_only", "failed"}
@@ -201,7 +201,7 @@ def test_what_has_no_tokens_is_refused_by_name(name: str, tmp_path: Path) -> Non
     assert summary.refused == {"no_exact_tokens": 1}
 
 
-@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("name", sorted(WRITERS))
 def test_calls_that_retention_took_are_named(name: str, tmp_path: Path) -> None:
     source = clear(0)
     sample = next(iter(sealed(source).values()))
@@ -343,7 +343,7 @@ def test_whatever_is_selected_and_barred_nothing_else_is_said(
     assert summary.refused.get("ineligible", 0) == len([s for s in fitting if s["id"] in barred])
 
 
-@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("name", sorted(WRITERS))
 def test_nothing_selected_is_an_export_without_rows(name: str, tmp_path: Path) -> None:
     summary, rows = written(name, tmp_path, clear(0), Selection(tasks=frozenset({"no such task"})))
     assert rows == []

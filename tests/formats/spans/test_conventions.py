@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.formats.episodes.episode import ReplyStep, ToolAnswerStep, ToolUseStep
 from millrace.formats.spans.api_calls import raw_call
 from millrace.formats.spans.conventions import normal
-from millrace.formats.spans.conversation import Told
+from millrace.formats.spans.conversation import SpanConversation
 from millrace.formats.spans.otlp_json import Span, spans
 from tests.support.imported import span, traced
 
@@ -104,7 +104,7 @@ FLAT = {
 def told(*given: dict[str, Any]) -> list[Any]:
     """The steps of spans with these attributes."""
     found = [span("x", number + 1, known) for number, known in enumerate(given)]
-    return list(Told([normal(one) for one in spans(traced(found))], Counter()).episode().steps)
+    return list(SpanConversation([normal(one) for one in spans(traced(found))], Counter()).episode().steps)
 
 
 def raw(pair: tuple[Any, Any]) -> dict[str, Any]:

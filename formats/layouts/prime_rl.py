@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from millrace.formats.episodes.rows import Content
+from millrace.formats.layouts.base import ExportLayout
 from millrace.formats.sample import ExportedSample
-from millrace.formats.writers.base import Content, ExportLayout
 
 
-class PrimeRl(ExportLayout):
+class PrimeRlWriter(ExportLayout):
     """The prompt ends where the policy first sampled; what came between its replies is masked in the completion. The
     advantage is the reward over the mean of its group's exported samples, as GRPO without a scale has it."""
 

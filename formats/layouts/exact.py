@@ -1,12 +1,42 @@
 """The exact layouts: a lineage a row, with tokens, mask, log-probabilities and versions as they were sealed, beside its
-messages. As JSON lines, as Parquet, and as a Hugging Face dataset."""
+messages. As JSON lines, as Parquet, and as a Hugging Face dataset. Tokens are left out when they are read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 
+from millrace.formats.episodes.rows import Content
+from millrace.formats.layouts.base import (
+    ExportLayout,
+    reward_of,
+)
+from millrace.formats.layouts.chat import ChatReader
 from millrace.formats.sample import ExportedSample
-from millrace.formats.writers.base import Content, ExportLayout
+from millrace.schemas import bounds
+
+
+class ExactReader(ChatReader):
+    """What `millrace export` writes as jsonl, parquet and hf. Its tokens are left out: nobody here saw them sampled."""
+
+    name = "jsonl"
+    help = "the exact layouts of `millrace export` (jsonl, parquet, hf), a lineage a row; its tokens are left out"
+    used = (*ChatReader.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
+
+    @classmethod
+    def fits(cls, content: Mapping[str, Any]) -> bool:
+        return {"tokens", "mask", "lineage"} <= content.keys()
+
+    def rewards(self, content: Content) -> Any:
+        given = content.get("rewards")
+        parts: dict[str, Any] = {}
+        for one in given[: bounds.NAMES] if isinstance(given, list) else ():
+            if isinstance(one, Mapping) and one.get("value") is not None:
+                parts[str(one.get("source"))] = one["value"]
+        return reward_of(content, parts)
+
 
 _TEXT = pa.string()
 MESSAGE = pa.struct(
@@ -72,7 +102,7 @@ SCHEMA = pa.schema(
 )
 
 
-class Jsonl(ExportLayout):
+class ExactWriter(ExportLayout):
     """One JSON object a line."""
 
     name = "jsonl"
@@ -102,7 +132,7 @@ class Jsonl(ExportLayout):
         ]
 
 
-class Parquet(Jsonl):
+class ExactParquetWriter(ExactWriter):
     """The same rows as a Parquet file."""
 
     name = "parquet"
@@ -111,7 +141,7 @@ class Parquet(Jsonl):
     schema = SCHEMA
 
 
-class HuggingFace(Jsonl):
+class ExactDatasetWriter(ExactWriter):
     """The same rows as a directory that `datasets.load_from_disk` reads."""
 
     name = "hf"

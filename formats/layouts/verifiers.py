@@ -1,13 +1,36 @@
-"""The layout of verifiers: the rows of its `results.jsonl`."""
+"""verifiers: the rows of its `results.jsonl`."""
 
 from __future__ import annotations
 
-from millrace.dialects.dialogue import Unsayable
-from millrace.formats.sample import ExportedSample
-from millrace.formats.writers.base import Content, ExportLayout
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.formats.episodes.rows import Content
+from millrace.formats.layouts.base import (
+    ExportLayout,
+)
+from millrace.formats.layouts.prompts import PromptReader
+from millrace.formats.sample import ExportedSample, prompt_and_completion
+from millrace.schemas.records import EpisodeStatus
 
 
-class Verifiers(ExportLayout):
+class VerifiersReader(PromptReader):
+    """A line of `results.jsonl`."""
+
+    name = "verifiers"
+    help = "verifiers results.jsonl, a rollout a row, with its reward and metrics"
+
+    @classmethod
+    def fits(cls, content: Mapping[str, Any]) -> bool:
+        return {"prompt", "completion", "example_id"} <= content.keys()
+
+    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
+        if content.get("error"):
+            return "failed"
+        return "truncated" if content.get("is_truncated") else "completed"
+
+
+class VerifiersWriter(ExportLayout):
     """One row a rollout. `example_id` numbers tasks from 0 in the order in which they occur."""
 
     name = "verifiers"
@@ -18,12 +41,8 @@ class Verifiers(ExportLayout):
 
     def rows(self, sample: ExportedSample) -> list[Content]:
         """The sample's row."""
-        if len(sample.dialogues) > 1:
-            raise Unsayable("several_lineages", f"it has {len(sample.dialogues)} lineages, and a row here holds one")
-        ((lineage, calls),) = sample.dialogues.items()
-        record, prompt, whole = sample.record, calls[0].messages, calls[-1].whole
-        if whole[: len(prompt)] != prompt:
-            raise Unsayable("rewritten", "its agent rewrote what it had asked first")
+        lineage, calls = sample.only_lineage()
+        record, (prompt, completion) = sample.record, prompt_and_completion(calls)
         latency = sum(call["latency_us"] for call in sample.calls[lineage]) / 1000
         judged = sample.judged()
         metrics = {one["source"]: one["value"] for one in record["rewards"] if one["value"] is not None}
@@ -32,7 +51,7 @@ class Verifiers(ExportLayout):
                 "example_id": self._examples.setdefault(record["task_id"], len(self._examples)),
                 "task": record["policy"],
                 "prompt": prompt,
-                "completion": whole[len(prompt) :],
+                "completion": completion,
                 "answer": "",
                 "info": sample.facts(),
                 "reward": judged,
