@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from millrace.formats.layouts.atropos import AtroposReader, AtroposWriter
 from millrace.formats.layouts.base import ExportLayout, ImportLayout
-from millrace.formats.layouts.chat import ChatReader, OpenAIWriter, TrlMessagesWriter
+from millrace.formats.layouts.chat import ChatRowReader, OpenAIWriter, TrlMessagesWriter
 from millrace.formats.layouts.exact import ExactDatasetWriter, ExactParquetWriter, ExactReader, ExactWriter
 from millrace.formats.layouts.otlp import OtlpReader
 from millrace.formats.layouts.preferences import (
@@ -30,7 +30,7 @@ _READERS: tuple[type[ImportLayout], ...] = (
     PreferenceReader,
     VerifiersReader,
     PromptReader,
-    ChatReader,
+    ChatRowReader,
 )
 """the more a layout asks for, the earlier it stands: the first that fits a row is taken"""
 READERS: Mapping[str, type[ImportLayout]] = {layout.name: layout for layout in _READERS}

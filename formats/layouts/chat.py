@@ -26,7 +26,7 @@ SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """who speaks in ShareGPT, where it is not called as in a chat"""
 
 
-class ChatReader(ImportLayout):
+class ChatRowReader(ImportLayout):
     """A conversation a row, with each reply of the assistant as a model call."""
 
     name = "chat"

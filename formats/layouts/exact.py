@@ -13,17 +13,17 @@ from millrace.formats.layouts.base import (
     ExportLayout,
     reward_of,
 )
-from millrace.formats.layouts.chat import ChatReader
+from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.sample import ExportedSample
 from millrace.schemas import bounds
 
 
-class ExactReader(ChatReader):
+class ExactReader(ChatRowReader):
     """What `millrace export` writes as jsonl, parquet and hf. Its tokens are left out: nobody here saw them sampled."""
 
     name = "jsonl"
     help = "the exact layouts of `millrace export` (jsonl, parquet, hf), a lineage a row; its tokens are left out"
-    used = (*ChatReader.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
+    used = (*ChatRowReader.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
 
     @classmethod
     def fits(cls, content: Mapping[str, Any]) -> bool:

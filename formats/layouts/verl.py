@@ -14,12 +14,12 @@ from millrace.formats.layouts.base import (
     named,
     tools_text,
 )
-from millrace.formats.layouts.chat import ChatReader
+from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.layouts.exact import FACTS, MESSAGE
 from millrace.formats.sample import ExportedSample, prompt_and_completion
 
 
-class VerlReader(ChatReader):
+class VerlReader(ChatRowReader):
     """What verl trains on, where it holds replies."""
 
     name = "verl"
@@ -29,7 +29,7 @@ class VerlReader(ChatReader):
     def fits(cls, content: Mapping[str, Any]) -> bool:
         return {"messages", "data_source", "reward_model"} <= content.keys()
 
-    used = (*ChatReader.used, "prompt")
+    used = (*ChatRowReader.used, "prompt")
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
         extra = named(row.content.get("extra_info"))
