@@ -22,7 +22,7 @@ from millrace.consumers.warehouse.store.directory import TableDirectory
 
 LIMIT, VOCABULARY, GROUP = 2.5, 32_000, 8
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("docs", "consumers", "infra", "streams", "producers", "trainers", "tests")
+FOLDERS = ("docs", "consumers", "infra", "streams", "formats", "producers", "trainers", "tests")
 KEPT = ("lineages.tokens", "lineages.mask", "lineages.logprobs", "lineages.versions")
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 Hook = Callable[[str], None]
 
-PACKAGES = ("infra", "dialects", "producers", "streams", "trainers", "consumers", "apps")
+PACKAGES = ("infra", "dialects", "formats", "producers", "streams", "trainers", "consumers", "apps")
 
 
 def _killer(spec: str, once: str) -> Hook | None:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from millrace.formats.episodes.event_bodies import BareEvent
+from millrace.formats.episodes.sealer import Kin, Sealer, headers_of
 from millrace.infra import proof
 from millrace.infra.log.base import Record
 from millrace.producers.capture.log import CaptureLog, LogIdentity
 from millrace.producers.gateway.sessions import recorder
 from millrace.producers.gateway.sessions.session import GatewaySession
-from millrace.producers.imports.bodies import BareEvent
-from millrace.producers.imports.envelope import Kin, Sealer, headers_of
 from millrace.schemas import codec
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.records import Split

@@ -54,11 +54,13 @@ def export(
     flags = call(context)
     if policy:
         flags.flags["policy.name"] = policy
-    select = entry("millrace.consumers.export.select:from_flags")
+    select = entry("millrace.formats.exports.select:from_flags")
     wanted = select(version, trained, task or [], tenant or [], split, reward or [], status or [], best=best_of_group)
+    settings = flags.settings()
+    allowed = entry("millrace.consumers.clearance:today")(settings)
     with _watched() as watch:
-        done = entry("millrace.consumers.export:export")(
-            flags.settings(), layout, out, wanted, watch, what_is_left=what_is_left
+        done = entry("millrace.formats.exports:export")(
+            settings, layout, out, wanted, allowed, watch, what_is_left=what_is_left
         )
     if as_json:
         put_json(done.as_json())

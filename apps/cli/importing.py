@@ -50,11 +50,11 @@ def import_(
     Example: millrace import chats.jsonl --tenant acme --dry-run
     """
     settings = call(context).settings()
-    choose = entry("millrace.producers.imports.run:from_flags")
+    choose = entry("millrace.formats.imports.run:from_flags")
     options = choose(layout, tenant, split, task, on_error, refused, dry_run=dry_run)
     ready = entry("millrace.streams.seal.policies:check_announced")
     with _watched() as told:
-        done = entry("millrace.producers.imports:import_files")(settings, files, options, ready, told)
+        done = entry("millrace.formats.imports:import_files")(settings, files, options, ready, told)
     if as_json:
         put_json([one.as_json() for one in done])
         return

@@ -43,7 +43,7 @@ def reward(
     Example: millrace replay reward --verifier my_rewards:strict --rubric v2
     """
     settings = call(context).settings()
-    rule = entry("millrace.consumers.export.select:from_flags")
+    rule = entry("millrace.formats.exports.select:from_flags")
     wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
     asked = entry("millrace.consumers.replay.rejudge:RejudgeRequest")(
         name=name or rubric,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.consumers import clearance
-from millrace.consumers.export.select import Selection
 from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
 from millrace.consumers.replay.selection import Selector
 from millrace.consumers.replay.sql_selection import question
+from millrace.formats.exports.select import Selection
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.history.gaps import whole

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from millrace.consumers.clearance import Allowed, cleared
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.dialogue import Unsayable
+from millrace.formats.clearance import Allowed, cleared
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.gaps import whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind

@@ -14,10 +14,10 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
+from millrace.formats.imports import run as importing
+from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.infra.config import load
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.imports import run as importing
-from millrace.producers.imports.layouts import LAYOUTS, OTHER_NAMES
 from millrace.schemas import codec
 from millrace.streams.seal.policies import announce
 from tests.support.documents import IMPORT, ROOT, RUN_BY, blocks
@@ -91,12 +91,12 @@ def test_programs_can_read_what_was_done() -> None:
 
 def test_the_table_and_the_help_have_every_layout() -> None:
     named = set(re.findall(r"^\| `([\w-]+)` \| (?:an? |many)", PAGE.read_text(), re.MULTILINE))
-    assert named == set(LAYOUTS)
+    assert named == set(READERS)
     told = set(re.findall(r"[\w-]+", run(app, ["import", "--help"], env={"COLUMNS": "400"}).output))
-    assert set(LAYOUTS) | set(OTHER_NAMES) <= told
+    assert set(READERS) | set(OTHER_NAMES) <= told
 
 
 def test_the_page_names_every_reason() -> None:
-    code = "".join(path.read_text() for path in (ROOT / "producers" / "imports").rglob("*.py"))
+    code = "".join(path.read_text() for path in (ROOT / "formats").rglob("*.py"))
     (named,) = re.findall(r"Reasons are (.*?)\.\n", PAGE.read_text(), re.DOTALL)
     assert set(re.findall(r"`(\w+)`", named)) == set(re.findall(r'BadRow\(\s*"(\w+)"', code))

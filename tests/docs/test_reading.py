@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.export import run as exporting
-from millrace.consumers.export.layouts import LAYOUTS
 from millrace.consumers.trajectory import command as showing
+from millrace.formats.exports import run as exporting
+from millrace.formats.layouts import WRITERS
 from tests.support import shown
 from tests.support.documents import READING, ROOT, RUN_BY, blocks
 from tests.support.history_log import NS
@@ -109,13 +109,13 @@ def test_another_policy_has_trajectories_of_its_own() -> None:
 
 def test_the_table_and_the_help_have_every_layout() -> None:
     rows = re.findall(r"^\| (`[^|]*) \| an? [a-z ]+ \|", PAGE.read_text(), re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(LAYOUTS)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(WRITERS)
     told = run(app, ["export", "--help"], env={"COLUMNS": "400"}).output
-    assert set(LAYOUTS) <= set(re.findall(r"[\w-]+", told))
+    assert set(WRITERS) <= set(re.findall(r"[\w-]+", told))
 
 
 def test_the_page_names_every_reason_that_it_explains() -> None:
-    code = "".join(path.read_text() for path in modules("consumers", "dialects"))
+    code = "".join(path.read_text() for path in modules("formats", "dialects"))
     known = set(re.findall(r'Unsayable\(\s*"(\w+)"', code))
     (named,) = re.findall(r"is refused by name: (.*?), and others", PAGE.read_text())
     assert set(re.findall(r"`(\w+)`", named)) <= known

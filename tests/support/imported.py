@@ -8,12 +8,12 @@ from typing import Any
 
 import orjson
 
+from millrace.formats.episodes.episode import Group
+from millrace.formats.episodes.rows import BadRow
+from millrace.formats.files import reader
+from millrace.formats.imports.check import chosen, events
+from millrace.formats.imports.group_records import ImportTerms, Maker
 from millrace.infra.log.base import Outgoing
-from millrace.producers.imports.check import chosen, events
-from millrace.producers.imports.episode import Group
-from millrace.producers.imports.events import ImportTerms, Maker
-from millrace.producers.imports.readers import reader
-from millrace.producers.imports.rows import BadRow
 from millrace.schemas import codec
 
 TERMS = ImportTerms("ns.raw", "p", "local")

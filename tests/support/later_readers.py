@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from millrace.consumers.audit import audit
-from millrace.consumers.clearance import anyone
-from millrace.consumers.export import export_from
-from millrace.consumers.export.select import Selection
 from millrace.consumers.learner.step.reading import read
 from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.log import PolicyLog
@@ -32,6 +29,9 @@ from millrace.consumers.trajectory import page, tree
 from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.command import explain_in
 from millrace.consumers.why.read import PolicyTopics
+from millrace.formats.clearance import anyone
+from millrace.formats.exports import export_from
+from millrace.formats.exports.select import Selection
 from millrace.infra.config import load
 from millrace.infra.errors import LookError, MillraceError, SchemaError
 from millrace.infra.log.archive.archive import Archive

@@ -15,17 +15,21 @@ PICTURE = ROOT / "docs" / "rooms.svg"
 PLACES = {
     "apps": (380, 40),
     "consumers": (380, 150),
-    "producers": (160, 270),
-    "streams": (380, 270),
-    "trainers": (600, 270),
-    "dialects": (300, 370),
-    "infra": (300, 470),
+    "producers": (160, 250),
+    "streams": (440, 250),
+    "trainers": (620, 250),
+    "formats": (160, 340),
+    "dialects": (230, 430),
+    "infra": (380, 500),
     "schemas": (380, 580),
 }
 """the middle of each room's box"""
 WIDE, HIGH = 130, 44
-BENT = {("apps", "producers"): -150, ("apps", "trainers"): 150, ("apps", "streams"): 90, ("apps", "infra"): -290,
-        ("apps", "schemas"): 300, ("consumers", "schemas"): 250, ("consumers", "infra"): -80}  # fmt: skip
+BENT = {("apps", "producers"): -150, ("apps", "trainers"): 150, ("apps", "streams"): 90, ("apps", "infra"): -190,
+        ("apps", "schemas"): 300, ("apps", "dialects"): -70, ("consumers", "schemas"): 250,
+        ("consumers", "infra"): 60, ("producers", "schemas"): -190, ("producers", "infra"): 60,
+        ("formats", "schemas"): -120, ("formats", "infra"): 90, ("streams", "schemas"): 100,
+        ("streams", "infra"): 20, ("trainers", "schemas"): 60}  # fmt: skip
 """how far an arrow that would cross a box swings to the side"""
 
 

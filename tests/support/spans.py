@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from millrace.producers.imports.spans import Span, spans
+from millrace.formats.spans.otlp_json import Span, spans
 from millrace.producers.intake.otlp.assembler import Assembler
 from millrace.producers.intake.otlp.made import Emitted
 from millrace.producers.intake.otlp.records import Closed, Took, decode, encode

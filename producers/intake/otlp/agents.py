@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace.producers.imports.genai import operation
-from millrace.producers.imports.rows import text_of
-from millrace.producers.imports.spans import Span
-from millrace.producers.imports.told import Where
+from millrace.formats.episodes.rows import text_of
+from millrace.formats.spans.conversation import Where
+from millrace.formats.spans.genai import operation
+from millrace.formats.spans.otlp_json import Span
 
 INVOKED = "invoke_agent"
 

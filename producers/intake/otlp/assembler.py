@@ -15,10 +15,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from millrace.producers.imports.genai import EVALUATION, RESPONSE, matters, named
-from millrace.producers.imports.rows import BadRow, json_text, text_of
-from millrace.producers.imports.spans import Span, SpanEvent, size_of
-from millrace.producers.imports.told import judged
+from millrace.formats.episodes.rows import BadRow, json_text, text_of
+from millrace.formats.spans.conversation import judged
+from millrace.formats.spans.genai import EVALUATION, RESPONSE, matters, named
+from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp.made import (
     CAPTURED,
     ConversationEvents,

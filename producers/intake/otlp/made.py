@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from millrace.formats.episodes.episode import ClaimedReward, Episode
+from millrace.formats.episodes.event_bodies import BareEvent, Bodies, Origin, reward
+from millrace.formats.episodes.rows import BadRow, text_of
+from millrace.formats.episodes.sealer import Kin
+from millrace.formats.spans.conversation import SpanConversation, Where
+from millrace.formats.spans.genai import RESPONSE, matters
+from millrace.formats.spans.otlp_json import Span, SpanEvent
 from millrace.infra.stages.letters import made_id
-from millrace.producers.imports.bodies import BareEvent, Bodies, Origin, reward
-from millrace.producers.imports.envelope import Kin
-from millrace.producers.imports.episode import ClaimedReward, Episode
-from millrace.producers.imports.genai import RESPONSE, matters
-from millrace.producers.imports.rows import BadRow, text_of
-from millrace.producers.imports.spans import Span, SpanEvent
-from millrace.producers.imports.told import Told, Where
 from millrace.producers.intake.otlp.agents import AgentSpans, parts
 from millrace.schemas import bounds
 
@@ -72,7 +72,7 @@ class _One:
     """A part that is an episode."""
 
     part: AgentSpans
-    told: Told
+    told: SpanConversation
     episode: Episode
     passed: Counter[str]
 
@@ -135,7 +135,7 @@ def _read(part: AgentSpans, captured: Collection[str], beside: Sequence[SpanEven
     own = {text_of(span.attributes, RESPONSE) for span in part.spans}
     named = [said for said in beside if text_of(said.attributes, RESPONSE) in own]
     counts: Counter[str] = Counter()
-    told = Told([span for span in part.spans if matters(span)], counts, captured.__contains__, named)
+    told = SpanConversation([span for span in part.spans if matters(span)], counts, captured.__contains__, named)
     try:
         return _One(part, told, told.episode(), counts)
     except BadRow as error:

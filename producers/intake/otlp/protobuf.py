@@ -1,4 +1,4 @@
-"""Requests of OTLP in protobuf, as spans: what `millrace.producers.imports.spans` reads of the same in JSON. Pure.
+"""Requests of OTLP in protobuf, as spans: what `millrace.formats.spans.otlp_json` reads of the same in JSON. Pure.
 
 https://opentelemetry.io/docs/specs/otlp/
 
@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from millrace.producers.imports.rows import Content
-from millrace.producers.imports.spans import Span, SpanEvent, micros, said_beside
+from millrace.formats.episodes.rows import Content
+from millrace.formats.spans.otlp_json import Span, SpanEvent, micros, said_beside
 from millrace.schemas import bounds
 
 Fields = Mapping[int, Descriptor]

@@ -15,12 +15,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 
+from millrace.formats.episodes.rows import BadRow
+from millrace.formats.episodes.sealer import Sealer, headers_of
+from millrace.formats.spans.otlp_json import Span
 from millrace.infra import faults, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.imports.envelope import Sealer, headers_of
-from millrace.producers.imports.rows import BadRow
-from millrace.producers.imports.spans import Span
 from millrace.producers.intake.otlp.assembler import LONGEST, REMEMBERED, SECOND, Assembler
 from millrace.producers.intake.otlp.made import Emitted
 from millrace.producers.intake.otlp.records import Closed, Record, Took, decode, encode

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import msgspec
 
-from millrace.producers.imports.rows import Content
-from millrace.producers.imports.spans import Span
+from millrace.formats.episodes.rows import Content
+from millrace.formats.spans.otlp_json import Span
 from millrace.schemas.ids import Micros
 
 

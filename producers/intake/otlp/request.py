@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from millrace.dialects.shape import measure
-from millrace.producers.imports import spans as in_json
-from millrace.producers.imports.bodies import Bodies
-from millrace.producers.imports.envelope import Kin, Sealer
-from millrace.producers.imports.genai import CONVERSATION, EVALUATION, matters, talk
-from millrace.producers.imports.normal import normal
-from millrace.producers.imports.rows import BadRow
-from millrace.producers.imports.spans import Span, SpanEvent, size_of
-from millrace.producers.imports.told import Told, judged
+from millrace.formats.episodes.event_bodies import Bodies
+from millrace.formats.episodes.rows import BadRow
+from millrace.formats.episodes.sealer import Kin, Sealer
+from millrace.formats.spans import otlp_json as in_json
+from millrace.formats.spans.conventions import normal
+from millrace.formats.spans.conversation import SpanConversation, judged
+from millrace.formats.spans.genai import CONVERSATION, EVALUATION, matters, talk
+from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp import protobuf
 from millrace.producers.intake.otlp.made import OTLP, SILENT
 from millrace.schemas import bounds
@@ -173,7 +173,7 @@ def _check(span: Span) -> None:
         own = _bare(span, span.events)
     for spans in ([own], [own, _PROBE]):
         try:
-            episode = Told(spans, Counter()).episode()
+            episode = SpanConversation(spans, Counter()).episode()
         except BadRow as error:
             if error.code in SILENT:
                 continue

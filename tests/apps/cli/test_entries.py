@@ -33,9 +33,9 @@ CALLS = {
     "millrace.consumers.replay.command:train_dumped": ["settings", Path()],
     "millrace.consumers.warehouse.open_store:take_server": ["settings", ["other"]],
     "millrace.consumers.warehouse.rebuild:rebuild": ["settings"],
-    "millrace.consumers.export.select:from_flags": ["", "", [], [], "train", [], []],
-    "millrace.producers.imports.run:from_flags": ["", "local", "train", "", "stop", None],
-    "millrace.producers.imports:import_files": ["settings", [Path()], "options", "ready", "told"],
+    "millrace.formats.exports.select:from_flags": ["", "", [], [], "train", [], []],
+    "millrace.formats.imports.run:from_flags": ["", "local", "train", "", "stop", None],
+    "millrace.formats.imports:import_files": ["settings", [Path()], "options", "ready", "told"],
     "millrace.producers.intake.run:owner_of": ["key", "url"],
     "millrace.producers.intake.run:stdio": [["command"], "owner", "server", Path()],
     "millrace.producers.intake.run:agent": [
@@ -52,7 +52,8 @@ CALLS = {
     ],
     "millrace.producers.intake.run:http": ["url", "host", 0, "owner", "gateway", "server", Path(), "told"],
     "millrace.streams.seal.policies:check_announced": ["settings", "bus"],
-    "millrace.consumers.export:export": ["settings", "jsonl", Path(), "selection", "watch"],
+    "millrace.consumers.clearance:today": ["settings"],
+    "millrace.formats.exports:export": ["settings", "jsonl", Path(), "selection", "allowed", "watch"],
     "millrace.consumers.replay.rejudge:RejudgeRequest": ["name", "exact", "v2", "replay", 1, 10.0],
     "millrace.consumers.replay.rejudge:lines": ["report"],
     "millrace.consumers.replay.rejudge:run": ["settings", "asked", "selection", "told", "SELECT 1"],
@@ -65,9 +66,9 @@ CALLS = {
     **{role.entry: ["settings"] for role in ROLES},
 }
 FLAGS = {
-    "millrace.consumers.export.select:from_flags": {"best": False},
+    "millrace.formats.exports.select:from_flags": {"best": False},
     "millrace.apps.cli.evaluation:record": {"gateway": True},
-    "millrace.producers.imports.run:from_flags": {"dry_run": False},
+    "millrace.formats.imports.run:from_flags": {"dry_run": False},
 }
 """what is given by name and has no default"""
 

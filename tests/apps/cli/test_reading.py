@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.export import export_from
-from millrace.consumers.export.select import Selection
 from millrace.consumers.trajectory.command import lineage_in, told_of
 from millrace.consumers.why.read import PolicyTopics
+from millrace.formats.exports import export_from
+from millrace.formats.exports.select import Selection
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import as_stored

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers import clearance
-from millrace.consumers.export.select import Selection
 from millrace.consumers.replay import rejudge
 from millrace.consumers.replay.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
 from millrace.consumers.replay.reward import sealed as every
 from millrace.consumers.replay.selection import ModelLimits, Selector
+from millrace.formats.exports.select import Selection
 from millrace.infra.config import load
 from millrace.infra.errors import HistoryGone
 from millrace.infra.log.base import Bus

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from millrace.dialects.all import DIALECTS
 from millrace.dialects.base import Dialect
+from millrace.formats.spans.otlp_json import Span
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.imports.spans import Span
 from millrace.producers.intake.otlp import serve
 from millrace.producers.intake.otlp.assembler import Assembler
 from millrace.producers.intake.otlp.receiver import OtlpReceiver

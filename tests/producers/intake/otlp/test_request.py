@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from millrace.producers.imports.spans import Span
+from millrace.formats.spans.otlp_json import Span
 from millrace.producers.intake.otlp import protobuf
 from millrace.producers.intake.otlp.request import JSON, LOGS, PROTOBUF, TRACES, BadBody, read
 from millrace.schemas import bounds

@@ -14,7 +14,7 @@ from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.intake.otlp.assembler import Assembler
 from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.testing.world import World
-from tests.producers.imports.test_import import events, small
+from tests.formats.imports.test_import import events, small
 from tests.producers.intake.otlp.test_receiver import QUIET, Clock, opened
 from tests.support.spans import a_call, a_span, an_evaluation, conversations, read_spans
 from tests.support.whole import NAMESPACE, POLICY

@@ -1,0 +1,249 @@
+"""`millrace import`: read every file whole, say what cannot be imported, then send the rest.
+
+Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same row is sent
+under the same names every time, whatever stands beside it, so importing it again, in a file that has grown, or after a
+kill, changes nothing and loses nothing;
+every row is counted as imported or as refused, and each refused one is named with file and number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self, cast, get_args
+
+import orjson
+
+from millrace.formats.episodes.rows import BadRow
+from millrace.formats.files import fingerprint, reader
+from millrace.formats.imports.check import Checked, check, events
+from millrace.formats.imports.group_records import ImportTerms, Maker
+from millrace.formats.imports.send import send
+from millrace.infra import faults
+from millrace.infra.config import Settings
+from millrace.infra.connect import connect_now
+from millrace.infra.errors import FencedError, ImportRefused
+from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.blobs import ClaimStore
+from millrace.infra.log.topics import NAME, full_name
+from millrace.schemas.records import Split
+
+SPLITS: tuple[str, ...] = get_args(Split)
+ON_ERROR = ("stop", "skip")
+EXAMPLES = 5
+"""refused rows that an error names"""
+
+Report = Callable[[str, Path, int, int], None]
+"""hears what is done (`checking`, `importing`), with which file, and how far of how much it is"""
+
+
+def _silent(what: str, path: Path, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What a user says. layout: empty to tell from the rows; task: the task of every row, empty for their own; skip:
+    import the rest where rows are refused; refused: a file for their names."""
+
+    layout: str = ""
+    tenant: str = "local"
+    split: Split = "train"
+    task: str = ""
+    skip: bool = False
+    dry_run: bool = False
+    refused: Path | None = None
+
+
+def from_flags(
+    layout: str, tenant: str, split: str, task: str, on_error: str, refused: Path | None, *, dry_run: bool
+) -> ImportOptions:
+    """The options that flags ask for. Raises ImportRefused for those that make no sense."""
+    if split not in SPLITS:
+        raise ImportRefused(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
+    if on_error not in ON_ERROR:
+        raise ImportRefused(f"--on-error is {' or '.join(ON_ERROR)}, not {on_error!r}")
+    return ImportOptions(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refused)
+
+
+@dataclass(slots=True)
+class ImportSummary:
+    """What became of one file."""
+
+    file: str
+    layout: str
+    name: str
+    """of the import: the same for the same rows in the same order, under the same options"""
+    groups: int
+    trajectories: int
+    events: dict[str, int]
+    """by kind"""
+    tokens_left_out: int
+    """trajectories whose row had exact tokens, which nobody here saw sampled"""
+    passed_over: dict[str, int]
+    refused: dict[str, int]
+    """rows, by reason"""
+    examples: list[str] = field(default_factory=list)
+    sent: bool = False
+    """whether its events are in raw now"""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+def import_files(
+    settings: Settings,
+    paths: Sequence[Path],
+    options: ImportOptions,
+    ready: Callable[[Settings, Bus], None],
+    report: Report = _silent,
+) -> list[ImportSummary]:
+    """Import files for the configured policy. `ready` raises where the deployment would take none of it. Raises
+    ImportRefused for what cannot be imported, BusError for a log that does not answer or lacks a topic."""
+    if options.dry_run:
+        return import_into(None, settings.namespace, settings.policy.name, paths, options, report=report)
+    with connect_now(settings) as bus:
+        bus.check_topics(settings.layout.specs())
+        ready(settings, bus)
+        return import_into(
+            bus,
+            settings.namespace,
+            settings.policy.name,
+            paths,
+            options,
+            reward_key=settings.reward.key.get_secret_value(),
+            claims=ClaimStore(settings.claims),
+            report=report,
+        )
+
+
+def import_into(
+    bus: Bus | None,
+    namespace: str,
+    policy: str,
+    paths: Sequence[Path],
+    options: ImportOptions,
+    *,
+    reward_key: str = "",
+    claims: ClaimStore | None = None,
+    report: Report = _silent,
+) -> list[ImportSummary]:
+    """The same for any bus; without one everything is read and nothing sent."""
+    if not NAME.fullmatch(options.tenant):
+        raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
+    terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
+    with _Refusals(options.refused) as refusals:
+        checked = [_checked(path, options, terms, refusals, report) for path in paths]
+    summaries = [_summary(one, refusals) for one in checked]
+    if refusals.count and not options.skip and not options.dry_run:
+        raise ImportRefused(refusals.said())
+    if bus is None or options.dry_run:
+        return summaries
+    faults.point("import.checked")
+    maker = Maker(terms)  # for all files: equal rows are as many, whichever of them they lie in
+    for one, summary in zip(checked, summaries, strict=True):
+        _send(bus, namespace, one, maker, claims, report)
+        summary.sent = True
+    return summaries
+
+
+def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> Checked:
+    return check(
+        path,
+        options.layout,
+        terms,
+        lambda number, error: refusals.add(path, number, error),
+        lambda done, total: report("checking", path, done, total),
+    )
+
+
+def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
+    again = one.layout()
+
+    def watch(done: int, total: int) -> None:
+        report("importing", one.path, done, total)
+
+    def groups() -> Iterator[list[Outgoing]]:
+        for _, records in events(again, reader(one.path), maker.group, _said_already, watch):
+            yield records
+
+    if fingerprint(one.path) != one.seen:
+        raise ImportRefused(f"{one.path} was written to after it was read, so nothing of it was imported: try again")
+    try:
+        send(bus, full_name(namespace, one.name), groups(), claims)
+    except FencedError:
+        raise ImportRefused(f"the rows of {one.path} are being imported by another process, which goes on") from None
+    if fingerprint(one.path) != one.seen:
+        raise ImportRefused(
+            f"{one.path} was written to while it was imported, so what came of it may be neither the old file nor the "
+            "new one: import files that nobody writes to any more"
+        )
+
+
+def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
+    return ImportSummary(
+        str(one.path),
+        one.layout.name,
+        one.name,
+        one.groups,
+        one.episodes,
+        dict(one.events),
+        one.claimed,
+        dict(one.passed),
+        dict(one.refused),
+        refusals.of(one.path),
+    )
+
+
+def _said_already(number: int, error: BadRow) -> None:
+    """A row that was refused when its file was checked."""
+
+
+class _Refusals:
+    """Rows that cannot be imported: all of them counted and, where there is a file for them, a line each there."""
+
+    def __init__(self, out: Path | None) -> None:
+        self.count = 0
+        self._first: dict[Path, list[str]] = {}
+        self._file: IO[bytes] | None = None
+        if out is not None:
+            try:
+                self._file = out.open("xb")
+            except FileExistsError:
+                raise ImportRefused(f"{out} is there already: remove it, or choose another name") from None
+            except FileNotFoundError:
+                raise ImportRefused(f"there is no folder {out.parent}: make it, or choose another name") from None
+            out.chmod(0o600)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, path: Path, number: int, error: BadRow) -> None:
+        self.count += 1
+        first = self._first.setdefault(path, [])
+        if len(first) < EXAMPLES:
+            first.append(f"{path}:{number}: {error.code}: {error}")
+        if self._file is not None:
+            line = {"file": str(path), "row": number, "reason": error.code, "detail": str(error)}
+            self._file.write(orjson.dumps(line) + b"\n")
+
+    def of(self, path: Path) -> list[str]:
+        """The first of a file, in words."""
+        return self._first.get(path, [])
+
+    def said(self) -> str:
+        """What an error says of them."""
+        lines = [line for first in self._first.values() for line in first][:EXAMPLES]
+        if self.count > len(lines):
+            lines.append(f"and {self.count - len(lines):,} more")
+        rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
+        listed = "".join(f"  {line}\n" for line in lines)
+        return (
+            f"{rows} cannot be imported, so nothing was:\n{listed}"
+            "Mend them, or leave them out with --on-error skip; --refused FILE lists all of them"
+        )

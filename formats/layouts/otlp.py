@@ -1,0 +1,90 @@
+"""OpenTelemetry GenAI: files of OTLP in JSON, one `{"resourceSpans": ...}` or `{"resourceLogs": ...}` a line, as the
+collector's file exporter writes them. Spans of one conversation, else of one trace, are an episode.
+
+Invariants: the file is read twice, first for how many spans each conversation has, so that only conversations that are
+open are in memory; a conversation of which no message was recorded is refused, since nothing of it could be read or
+judged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.formats.episodes.episode import Episode, Group
+from millrace.formats.episodes.rows import BadRow, ImportRow
+from millrace.formats.files import Refuse, RowReader, Watch
+from millrace.formats.layouts.base import ImportLayout
+from millrace.formats.spans.conventions import normal
+from millrace.formats.spans.conversation import SpanConversation
+from millrace.formats.spans.genai import matters, named
+from millrace.formats.spans.otlp_json import KEYS, Span, size_of, spans
+from millrace.schemas import bounds
+
+
+@dataclass(slots=True)
+class _Open:
+    """A conversation whose spans are not all read."""
+
+    row: int
+    left: int
+    size: int = 0
+    spans: list[Span] = field(default_factory=list)
+
+
+class OtlpReader(ImportLayout):
+    """A conversation an episode: model calls, tool calls, evaluations."""
+
+    name = "otlp"
+    help = "OpenTelemetry GenAI spans and events in OTLP/JSON lines; a conversation, else a trace, is an episode"
+
+    @classmethod
+    def fits(cls, content: Mapping[str, Any]) -> bool:
+        return any(key in content for key in KEYS)
+
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
+        """None: an episode lies in many rows."""
+        return []
+
+    def groups(self, reader: RowReader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
+        whose, count = self._counted(reader, watch)
+        waiting: dict[str, _Open] = {}
+        for row in reader.rows(refuse, lambda done, total: watch(total + done, 2 * total)):
+            if not self.fits(row.content):
+                refuse(row.number, BadRow("not_otlp", f"the line has neither {' nor '.join(KEYS)}"))
+                continue
+            for span in map(normal, spans(row.content)):
+                if not span.trace or not matters(span):
+                    self.passed["other span" if span.trace else "span without a trace"] += 1
+                    continue
+                name = whose.get(span.trace, span.trace)
+                held = waiting.setdefault(name, _Open(row.number, count[name]))
+                held.left -= 1
+                held.size += size_of(span)
+                if held.size <= bounds.ROW_BYTES:
+                    held.spans.append(span)
+                if held.left <= 0:
+                    yield from self._group(waiting.pop(name), refuse)
+
+    def _counted(self, reader: RowReader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
+        """(the conversation of a trace that names one, how many spans each conversation or other trace has)."""
+        whose: dict[str, str] = {}
+        count: Counter[str] = Counter()
+        for row in reader.rows(lambda number, error: None, lambda done, total: watch(done, 2 * total)):
+            for span in map(normal, spans(row.content)):
+                if span.trace and matters(span):
+                    count[span.trace] += 1
+                    if said := named(span):
+                        whose.setdefault(span.trace, f"conversation {said}")
+        for trace, name in whose.items():
+            count[name] += count.pop(trace)
+        return whose, count
+
+    def _group(self, held: _Open, refuse: Refuse) -> Iterator[Group]:
+        try:
+            if held.size > bounds.ROW_BYTES:
+                raise BadRow("row_too_large", f"a conversation has more than {bounds.ROW_BYTES:,} bytes (ROW_BYTES)")
+            yield Group(held.row, [SpanConversation(held.spans, self.passed).episode()])
+        except BadRow as error:
+            refuse(held.row, error)

@@ -1,0 +1,199 @@
+"""Two answers to one prompt, of which one was preferred: TRL and OpenAI. A row is read as a group of two episodes; a
+group is written as the highest reward over the lowest.
+
+Invariants: both answer the same prompt, or there is no pair; equal rewards are no preference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from millrace.dialects.dialogue import Unsayable
+from millrace.formats.episodes.episode import ClaimedReward, Episode
+from millrace.formats.episodes.messages import chat, conversation, offered, said_or_chat
+from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of, time_of
+from millrace.formats.layouts.base import ExportLayout, ImportLayout, RefuseSample, rest, split_of, task_of, tools_text
+from millrace.formats.layouts.chat import tools_key, without_reasoning
+from millrace.formats.sample import ExportedSample, prompt_and_completion
+
+_Rewarded = tuple[float, ExportedSample, list[Content], list[Content], list[Content]]
+"""a reward, its sample, the prompt, the reply, the tools"""
+PREFERRED, OTHER = 1.0, 0.0
+"""rewards where a row gives no scores"""
+
+
+class PreferenceReader(ImportLayout):
+    """`chosen` over `rejected`, behind `prompt` or each with the prompt in it."""
+
+    name = "trl-preference"
+    help = "TRL preference (prompt, chosen, rejected), a row a group of two; rewards 1 and 0 where no scores are given"
+    used: ClassVar[Collection[str]] = (
+        "prompt",
+        "chosen",
+        "rejected",
+        "tools",
+        "score_chosen",
+        "score_rejected",
+        "split",
+    )
+
+    @classmethod
+    def fits(cls, content: Mapping[str, Any]) -> bool:
+        return {"chosen", "rejected"} <= content.keys()
+
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
+        """The chosen one, then the other."""
+        content = row.content
+        chosen, rejected = (said_or_chat(content.get(name), name, "assistant") for name in ("chosen", "rejected"))
+        if content.get("prompt"):
+            prompt = said_or_chat(content["prompt"], "prompt", "user")
+        else:
+            shared = sum(1 for _ in _shared(chosen, rejected))
+            prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        scores = [
+            number_of(content.get(name, value), name)
+            for name, value in (("score_chosen", PREFERRED), ("score_rejected", OTHER))
+        ]
+        return self._pair(content, prompt, (chosen, rejected), scores, offered(content.get("tools")))
+
+    def _pair(
+        self,
+        content: Content,
+        prompt: list[Content],
+        answers: tuple[list[Content], list[Content]],
+        scores: Sequence[float],
+        tools: list[Content],
+    ) -> list[Episode]:
+        at = time_of(content)
+        return [
+            Episode(
+                conversation([*prompt, *answer], tools, at, len(prompt)),
+                task_id=task_of(content),
+                task=rest(content, self.used),
+                rewards=[ClaimedReward(score, label=label)],
+                split=split_of(content),
+                at=at,
+            )
+            for answer, score, label in zip(answers, scores, ("chosen", "rejected"), strict=True)
+        ]
+
+
+class OpenAIPreferenceReader(PreferenceReader):
+    """The same in OpenAI's words."""
+
+    name = "openai-preference"
+    help = "OpenAI preference (input, preferred_output, non_preferred_output), a row a group of two; rewards 1 and 0"
+    used = ("input", "preferred_output", "non_preferred_output", "split")
+
+    @classmethod
+    def fits(cls, content: Mapping[str, Any]) -> bool:
+        return {"input", "preferred_output"} <= content.keys()
+
+    def episodes(self, row: ImportRow) -> Sequence[Episode]:
+        content = row.content
+        asked = content.get("input")
+        if not isinstance(asked, Mapping):
+            raise BadRow("no_messages", "input is no object with messages")
+        prompt = chat(asked.get("messages"), "input.messages")
+        one, other = (chat(content.get(name), name) for name in ("preferred_output", "non_preferred_output"))
+        return self._pair(content, prompt, (one, other), (PREFERRED, OTHER), offered(asked.get("tools")))
+
+
+def _shared(one: list[Content], other: list[Content]) -> Any:
+    """The messages with which both begin."""
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            return
+        yield left
+
+
+@dataclass(frozen=True, slots=True)
+class PreferencePair:
+    """What was asked, and the two ways in which it went on."""
+
+    best: ExportedSample
+    worst: ExportedSample
+    prompt: list[Content]
+    chosen: list[Content]
+    rejected: list[Content]
+    tools: list[Content]
+
+
+def paired(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
+    """The pair of a group; None where there is none, and then every sample of it is refused. Those between the best and
+    the worst are refused as `not_in_pair`."""
+    rewarded: list[_Rewarded] = []
+    for sample in samples:
+        try:
+            value, (_, calls) = sample.judged(), sample.only_lineage()
+            rewarded.append((value, sample, *prompt_and_completion(calls), calls[-1].tools))
+        except Unsayable as error:
+            refuse(sample, error)
+    best, worst = max(rewarded, key=_reward, default=None), min(rewarded, key=_reward, default=None)
+    if best is None or worst is None or best[0] == worst[0]:
+        reason = Unsayable("no_pair", "its group holds no two different rewards")
+    elif best[2] != worst[2]:
+        reason = Unsayable("other_prompt", "the best and the worst of its group were asked otherwise")
+    else:
+        for _, sample, *_ in rewarded:
+            if sample is not best[1] and sample is not worst[1]:
+                refuse(sample, Unsayable("not_in_pair", "it is neither the best nor the worst of its group"))
+        return PreferencePair(best[1], worst[1], best[2], best[3], worst[3], best[4])
+    for _, sample, *_ in rewarded:
+        refuse(sample, reason)
+    return None
+
+
+def _reward(one: _Rewarded) -> float:
+    return one[0]
+
+
+class PreferenceWriter(ExportLayout):
+    """One row a group: the reply with the highest reward over the one with the lowest."""
+
+    name = "trl-preference"
+    help = "TRL preference (prompt, chosen, rejected), a group a row: best over worst, for DPOTrainer"
+
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """None: a pair needs a group."""
+        return []
+
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: RefuseSample
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
+        """The group's pair."""
+        pair = paired(samples, refuse)
+        if pair is not None:
+            row = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+            scores = {"score_chosen": pair.best.judged(), "score_rejected": pair.worst.judged()}
+            yield [pair.best, pair.worst], [row | scores | {"tools": tools_text(pair.tools)}]
+
+
+class OpenAIPreferenceWriter(ExportLayout):
+    """One row a group: input, preferred_output, non_preferred_output."""
+
+    name = "openai-preference"
+    help = "OpenAI preference fine-tuning, a group a row: best over worst; one reply each"
+
+    def rows(self, sample: ExportedSample) -> list[Content]:
+        """None: a pair needs a group."""
+        return []
+
+    def group(
+        self, samples: Sequence[ExportedSample], refuse: RefuseSample
+    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
+        """The group's pair, where both outputs are one message of the assistant, as the platform wants them."""
+        pair = paired(samples, refuse)
+        if pair is None:
+            return
+        if len(pair.chosen) > 1 or len(pair.rejected) > 1:
+            for sample in (pair.best, pair.worst):
+                refuse(sample, Unsayable("several_replies", "an output here is one message"))
+            return
+        row = {
+            "input": {"messages": without_reasoning(pair.prompt), **tools_key(pair.tools), "parallel_tool_calls": True},
+            "preferred_output": without_reasoning(pair.chosen),
+            "non_preferred_output": without_reasoning(pair.rejected),
+        }
+        yield [pair.best, pair.worst], [row]

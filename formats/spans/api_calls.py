@@ -1,0 +1,174 @@
+"""A model call out of the raw request and reply of an API, as instrumentations keep them beside their own attributes:
+chat completions, Responses, Messages. Pure.
+
+Invariants: every text, id and argument stays as it was written; content of a kind that has no place in a chat is kept
+as a part of its own type; what is the JSON of none of these APIs reads as nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millrace.formats.episodes.rows import Content, json_text, text_of
+
+INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
+
+
+def raw_call(asked: Any, replied: Any) -> Content:
+    """Attributes of GenAI for a request and its reply; empty where they are of no known API."""
+    if not isinstance(asked, Mapping) or not isinstance(replied, Mapping):
+        return {}
+    if _maps(asked.get("messages")) and _maps(replied.get("choices")):
+        found = _chat(asked, replied)
+    elif _maps(asked.get("messages")) and isinstance(replied.get("content"), list):
+        found = _messages(asked, replied)
+    elif "input" in asked and _maps(replied.get("output")):
+        found = _responses(asked, replied)
+    else:
+        return {}
+    if not found[INPUT] or not found[OUTPUT]:
+        return {}
+    if id := text_of(replied, "id"):
+        found["gen_ai.response.id"] = id
+    if model := text_of(replied, "model"):
+        found["gen_ai.response.model"] = model
+    if tools := _maps(asked.get("tools")):
+        found["gen_ai.tool.definitions"] = [_tool(tool) for tool in tools]
+    return found
+
+
+def _chat(asked: Content | Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
+    out = []
+    for choice in _maps(replied["choices"]):
+        message = choice.get("message")
+        if isinstance(message, Mapping):
+            out.append(_known({**message, "role": "assistant", "finish_reason": choice.get("finish_reason")}))
+    return {INPUT: [_known(one) for one in _maps(asked["messages"])], OUTPUT: out}
+
+
+def _known(message: Mapping[str, Any]) -> Content:
+    """Without what says nothing."""
+    return {name: value for name, value in message.items() if value not in (None, [])}
+
+
+def _messages(asked: Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
+    system = asked.get("system")
+    read: list[Content] = [{"role": "system", "content": _texts(system)}] if system else []
+    for one in _maps(asked["messages"]):
+        read += _blocks(text_of(one, "role") or "user", one.get("content"))
+    said = _blocks("assistant", replied["content"])
+    if said and replied.get("stop_reason"):
+        said[0]["finish_reason"] = replied["stop_reason"]
+    return {INPUT: read, OUTPUT: said[:1]}
+
+
+def _blocks(role: str, content: Any) -> list[Content]:
+    """A message of blocks as one message, and one more for each result of a tool, which stands before it."""
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    out: Content = {"role": role, "content": ""}
+    parts: list[Content] = []
+    results: list[Content] = []
+    calls: list[Content] = []
+    for block in _maps(content):
+        match block.get("type"):
+            case "text":
+                parts.append({"type": "text", "text": text_of(block, "text")})
+            case "thinking":
+                out["reasoning_content"] = out.get("reasoning_content", "") + text_of(block, "thinking")
+            case "tool_use":
+                calls.append(_call(text_of(block, "id"), text_of(block, "name"), block.get("input")))
+            case "tool_result":
+                said = block.get("content")
+                results.append({"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": _texts(said)})
+            case str():
+                parts.append(dict(block))
+    out["content"] = _joined(parts)
+    if calls:
+        out["tool_calls"] = calls
+    return [*results, *([out] if parts or calls or "reasoning_content" in out or not results else [])]
+
+
+def _responses(asked: Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
+    system = text_of(asked, "instructions")
+    read: list[Content] = [{"role": "system", "content": system}] if system else []
+    given = asked["input"]
+    read += [{"role": "user", "content": given}] if isinstance(given, str) else _items(_maps(given))
+    said = _items(_maps(replied["output"]))
+    whole: Content = {"role": "assistant", "content": ""}
+    for one in said:
+        if one["role"] == "assistant":
+            whole["content"] += one["content"] if isinstance(one["content"], str) else json_text(one["content"])
+            if "tool_calls" in one:
+                whole.setdefault("tool_calls", []).extend(one["tool_calls"])
+            if "reasoning_content" in one:
+                whole["reasoning_content"] = whole.get("reasoning_content", "") + one["reasoning_content"]
+    return {INPUT: read, OUTPUT: [whole] if said else []}
+
+
+def _items(items: list[Content]) -> list[Content]:
+    """Items of Responses as messages: what the model said between two others is one."""
+    out: list[Content] = []
+
+    def reply() -> Content:
+        if not out or out[-1]["role"] != "assistant":
+            out.append({"role": "assistant", "content": ""})
+        return out[-1]
+
+    for item in items:
+        match item.get("type", "message"):
+            case "message":
+                role = text_of(item, "role") or "user"
+                content = item.get("content")
+                text = content if isinstance(content, str) else _joined(_parts(content))
+                if role == "assistant" and isinstance(text, str) and isinstance(reply()["content"], str):
+                    reply()["content"] += text
+                else:
+                    out.append({"role": role, "content": text})
+            case "function_call":
+                call = _call(text_of(item, "call_id"), text_of(item, "name"), item.get("arguments", ""))
+                reply().setdefault("tool_calls", []).append(call)
+            case "function_call_output":
+                said = item.get("output")
+                text = said if isinstance(said, str) else json_text(said)
+                out.append({"role": "tool", "tool_call_id": text_of(item, "call_id"), "content": text})
+            case "reasoning":
+                held = [*_maps(item.get("content")), *_maps(item.get("summary"))]
+                thought = "".join(text_of(part, "text") for part in held)
+                if thought:
+                    reply()["reasoning_content"] = reply().get("reasoning_content", "") + thought
+    return out
+
+
+def _parts(content: Any) -> list[Content]:
+    texts = ("input_text", "output_text", "text")
+    return [
+        {"type": "text", "text": text_of(part, "text")} if part.get("type") in texts else dict(part)
+        for part in _maps(content)
+        if isinstance(part.get("type"), str)
+    ]
+
+
+def _joined(parts: list[Content]) -> str | list[Content]:
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _texts(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(text_of(one, "text") or json_text(one) for one in _maps(content))
+
+
+def _call(id: str, name: str, arguments: Any) -> Content:
+    written = arguments if isinstance(arguments, str) else json_text(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
+
+
+def _tool(tool: Content) -> Content:
+    if "function" in tool or "input_schema" not in tool:
+        return tool
+    return {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+
+
+def _maps(value: Any) -> list[Content]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,238 @@
+"""What a GenAI span says: its messages, in whichever of the forms that instrumentations write. Pure.
+
+Forms, the first that holds something is taken: attributes `gen_ai.input.messages` and `gen_ai.output.messages` (JSON
+text or structured) on the span or on an event `gen_ai.client.inference.operation.details`; events from
+`gen_ai.user.message` to `gen_ai.choice` (of the span, or log records beside it); flat attributes such as
+`gen_ai.prompt.0.role`.
+
+https://opentelemetry.io/docs/specs/semconv/gen-ai/
+
+Invariants: a message becomes one of OpenAI's form, or is refused; nothing is made up for content that was not
+recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from millrace.formats.episodes.messages import message
+from millrace.formats.episodes.rows import BadRow, Content, json_text, text_of
+from millrace.formats.spans.otlp_json import Span, SpanEvent
+from millrace.schemas import bounds
+
+CALLS = frozenset({"chat", "generate_content", "text_completion"})
+TOOLS = frozenset({"execute_tool"})
+AGENTS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
+DETAILS = "gen_ai.client.inference.operation.details"
+CONVERSATION = "gen_ai.conversation.id"
+RESPONSE = "gen_ai.response.id"
+EVALUATION = "gen_ai.evaluation.result"
+_ROLES = {"human": "user", "model": "assistant", "ai": "assistant"}
+_EVENTS = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+_FLAT = re.compile(r"gen_ai\.(prompt|completion)\.(\d{1,6})\.(role|content|finish_reason|tool_call_id)")
+_FLAT_CALL = re.compile(r"gen_ai\.(prompt|completion)\.(\d{1,6})\.tool_calls\.(\d{1,4})\.(id|name|arguments)")
+
+
+@dataclass(slots=True)
+class Talk:
+    """What a call read and what it replied, as far as it was recorded."""
+
+    asked: list[Content] = field(default_factory=list)
+    replies: list[Content] = field(default_factory=list)
+    tools: list[Content] = field(default_factory=list)
+    finish: str = ""
+
+
+def operation(span: Span) -> str:
+    """What a span did: an operation of the conventions, empty for a span of something else."""
+    known = span.attributes
+    said = known.get("gen_ai.operation.name")
+    if isinstance(said, str):
+        return said
+    if "gen_ai.tool.name" in known:
+        return "execute_tool"
+    return "chat" if "gen_ai.request.model" in known or RESPONSE in known else ""
+
+
+def named(span: Span) -> str:
+    """The conversation that a span names; empty where it names none, or one that is no name."""
+    said = text_of(span.attributes, CONVERSATION)
+    return said if len(said.encode("utf-8", "replace")) <= bounds.NAME_BYTES - len("conversation ") else ""
+
+
+def matters(span: Span) -> bool:
+    """Whether a span or a log record is about a model, an agent or a tool."""
+    if span.log:
+        return span.name.startswith("gen_ai.")
+    return bool(operation(span))
+
+
+def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
+    """The messages of a call. beside: events of log records with its id. Raises BadRow for messages that are none."""
+    events = [*span.events, *beside]
+    details = [one.attributes for one in events if one.name == DETAILS]
+    for known in (span.attributes, *details):
+        found = _structured(known)
+        if found.replies or found.asked:
+            return found
+    found = _told(events)
+    return found if found.replies or found.asked else _flat(span.attributes)
+
+
+def _structured(known: Mapping[str, Any]) -> Talk:
+    out = Talk(tools=_tools(known.get("gen_ai.tool.definitions")))
+    system = _given(known.get("gen_ai.system_instructions"))
+    if system:
+        out.asked += _message({"role": "system", "parts": system if isinstance(system, list) else [system]})
+    for name, to in (("gen_ai.input.messages", out.asked), ("gen_ai.output.messages", out.replies)):
+        for one in _listed(_given(known.get(name)), name):
+            to += _message(one)
+    finish = _listed(_given(known.get("gen_ai.output.messages")), "")
+    out.finish = next((str(one["finish_reason"]) for one in finish if one.get("finish_reason")), "")
+    return out
+
+
+def _message(one: Mapping[str, Any]) -> list[Content]:
+    """A message of parts as one of OpenAI's, or several: each answer of a tool is its own."""
+    role = str(one.get("role", ""))
+    role = _ROLES.get(role, role)
+    parts = one.get("parts")
+    if not isinstance(parts, list):
+        plain = {name: value for name, value in one.items() if name != "finish_reason"}
+        return [message({**plain, "role": role}, "a message")]
+    out: Content = {"role": role}
+    answers: list[Content] = []
+    content: list[Content] = []
+    calls: list[Content] = []
+    for part in parts:
+        if isinstance(part, str):
+            part = {"type": "text", "content": part}
+        if not isinstance(part, Mapping):
+            raise BadRow("bad_message", "a part of a message is no object")
+        match part.get("type"):
+            case "text":
+                content.append({"type": "text", "text": _text(part.get("content"))})
+            case "reasoning":
+                out["reasoning_content"] = out.get("reasoning_content", "") + _text(part.get("content"))
+            case "tool_call":
+                function = {"name": part.get("name"), "arguments": _text(part.get("arguments"))}
+                calls.append({"id": text_of(part, "id"), "type": "function", "function": function})
+            case "tool_call_response":
+                said = _text(part.get("response", part.get("result")))
+                answers.append({"role": "tool", "tool_call_id": text_of(part, "id"), "content": said})
+            case str():
+                content.append(dict(part))
+            case _:
+                raise BadRow("bad_message", "a part of a message has no type")
+    texts = all(part["type"] == "text" for part in content)
+    out["content"] = "".join(part["text"] for part in content) if texts else content
+    if calls:
+        out["tool_calls"] = calls
+    own = [message(out, "a message")] if content or calls or len(out) > 2 or not answers else []
+    return [*own, *answers]
+
+
+def _told(events: Sequence[SpanEvent]) -> Talk:
+    """Messages that are an event each."""
+    out = Talk()
+    for one in sorted(events, key=lambda said: said.at or 0):
+        known = one.attributes
+        written = known.get("gen_ai.event.content")
+        if isinstance(written, str):
+            read = _given(written)
+            known = {**known, **(read if isinstance(read, dict) else {"content": written})}
+        if one.name in _EVENTS:
+            out.asked.append(_plain(known, _EVENTS[one.name]))
+        elif one.name == "gen_ai.choice":
+            inner = _given(known.get("message"))
+            out.replies.append(_plain(inner if isinstance(inner, dict) else known, "assistant"))
+            out.finish = out.finish or str(known.get("finish_reason") or "")
+        elif one.name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
+            side = one.name.rpartition(".")[2]
+            found = _given(known.get(f"gen_ai.{side}"))
+            to, role = (out.asked, "user") if side == "prompt" else (out.replies, "assistant")
+            to += [message(part, side) for part in found] if isinstance(found, list) else [_said(found, role)]
+    return out
+
+
+def _plain(known: Mapping[str, Any], role: str) -> Content:
+    """A message whose fields are those of OpenAI, among attributes that are not."""
+    out: Content = {"role": known.get("role", role), "content": known.get("content") or ""}
+    if not isinstance(out["content"], str | list):
+        out["content"] = json_text(out["content"])
+    if role == "tool" and known.get("id"):
+        out["tool_call_id"] = str(known["id"])
+    calls = _given(known.get("tool_calls"))
+    if calls:
+        out["tool_calls"] = calls
+    return message(out, "a message")
+
+
+def _said(text: Any, role: str) -> Content:
+    return {"role": role, "content": _text(text)}
+
+
+def _flat(known: Mapping[str, Any]) -> Talk:
+    """Messages that are an attribute for each field."""
+    sides: dict[str, dict[int, Content]] = {"prompt": {}, "completion": {}}
+    for name, said in known.items():
+        if found := _FLAT.fullmatch(name):
+            sides[found[1]].setdefault(int(found[2]), {})[found[3]] = said
+        elif found := _FLAT_CALL.fullmatch(name):
+            calls = sides[found[1]].setdefault(int(found[2]), {}).setdefault("calls", {})
+            calls.setdefault(int(found[3]), {})[found[4]] = said
+    out = Talk()
+    for side, to, role in (("prompt", out.asked, "user"), ("completion", out.replies, "assistant")):
+        for _, one in sorted(sides[side].items()):
+            made: Content = {"role": one.get("role", role), "content": _text(one.get("content"))}
+            if one.get("tool_call_id"):
+                made["tool_call_id"] = str(one["tool_call_id"])
+            calls = [
+                {
+                    "id": text_of(call, "id"),
+                    "function": {"name": call.get("name"), "arguments": _text(call.get("arguments"))},
+                }
+                for _, call in sorted(one.get("calls", {}).items())
+            ]
+            to.append(message(made | ({"tool_calls": calls} if calls else {}), side))
+            out.finish = out.finish or (str(one.get("finish_reason") or "") if side == "completion" else "")
+    return out
+
+
+def _tools(given: Any) -> list[Content]:
+    """Definitions of tools in the form of OpenAI."""
+    found = _given(given)
+    out = []
+    for one in found if isinstance(found, list) else []:
+        tool = _given(one)
+        if isinstance(tool, dict):
+            inner = {name: said for name, said in tool.items() if name != "type"}
+            out.append(tool if "function" in tool else {"type": "function", "function": inner})
+    return out
+
+
+def _given(value: Any) -> Any:
+    """A structured value, which may have been written as JSON."""
+    if isinstance(value, str):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def _listed(value: Any, name: str) -> list[Content]:
+    if value in (None, ""):
+        return []
+    found = [_given(one) for one in value] if isinstance(value, list) else None
+    if found is None or not all(isinstance(one, dict) for one in found):
+        raise BadRow("bad_message", f"{name} is no list of messages: was it cut off? Raise the exporter's limit")
+    return found
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json_text(value)

@@ -1,0 +1,155 @@
+"""OTLP in JSON: spans and log records of a line, with their attributes as plain values. Pure.
+
+Invariants: bytes come from any exporter, so an attribute of no known type reads as nothing; ids are lower-case hex;
+times are micros, and None where a span has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.formats.episodes.rows import Content, json_text, whole_number
+from millrace.schemas import bounds
+from millrace.schemas.ids import Micros
+
+KEYS = ("resourceSpans", "resourceLogs")
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """A named event with attributes: of a span, or a log record beside one."""
+
+    name: str
+    attributes: Content
+    at: Micros | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span; or, where `log` is, a log record that belongs to one."""
+
+    trace: str
+    id: str
+    parent: str
+    name: str
+    start: Micros | None
+    end: Micros | None
+    failed: bool
+    attributes: Content
+    events: Sequence[SpanEvent]
+    resource: Content
+    log: bool = False
+
+
+def spans(content: Mapping[str, Any]) -> Iterator[Span]:
+    """Every span and log record of a line that says which trace it belongs to."""
+    for resource, item in _items(content, "resourceSpans", "scopeSpans", "spans"):
+        events = [_event(one) for one in _maps(item.get("events"))]
+        yield Span(
+            _hex(item.get("traceId")),
+            _hex(item.get("spanId")),
+            _hex(item.get("parentSpanId")),
+            str(item.get("name", "")),
+            micros(item.get("startTimeUnixNano")),
+            micros(item.get("endTimeUnixNano")),
+            _failed(item.get("status")),
+            attributes(item.get("attributes")),
+            events,
+            resource,
+        )
+    for resource, item in _items(content, "resourceLogs", "scopeLogs", "logRecords"):
+        yield said_beside(
+            _hex(item.get("traceId")),
+            _hex(item.get("spanId")),
+            str(item.get("eventName") or ""),
+            micros(item.get("timeUnixNano")) or micros(item.get("observedTimeUnixNano")),
+            attributes(item.get("attributes")),
+            value(item.get("body")),
+            resource,
+        )
+
+
+def said_beside(
+    trace: str, span: str, name: str, at: Micros | None, known: Content, body: Any, resource: Content
+) -> Span:
+    """A log record as what is said beside the span that it names; its body, where it is a map, among its
+    attributes."""
+    name = name or str(known.get("event.name") or "")
+    said = SpanEvent(name, {**known, **(body if isinstance(body, dict) else {})}, at)
+    return Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
+
+
+def attributes(given: Any) -> Content:
+    """A list of keys and values as a map."""
+    return {str(one["key"]): value(one.get("value")) for one in _maps(given) if isinstance(one.get("key"), str)}
+
+
+def value(given: Any) -> Any:
+    """An AnyValue as a plain value; None for one of no known type."""
+    if not isinstance(given, Mapping):
+        return None
+    for kind in ("stringValue", "boolValue", "doubleValue"):
+        if kind in given:
+            return given[kind]
+    if "intValue" in given:
+        try:
+            return int(given["intValue"])
+        except (TypeError, ValueError):
+            return None
+    if "arrayValue" in given:
+        inner = given["arrayValue"]
+        return [value(one) for one in _list(inner.get("values") if isinstance(inner, Mapping) else None)]
+    if "kvlistValue" in given:
+        inner = given["kvlistValue"]
+        return attributes(inner.get("values") if isinstance(inner, Mapping) else None)
+    return None
+
+
+def _items(content: Mapping[str, Any], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
+    for resource in _maps(content.get(outer)):
+        about = resource.get("resource")
+        known = attributes(about.get("attributes")) if isinstance(about, Mapping) else {}
+        for scope in _maps(resource.get(middle)):
+            for item in _maps(scope.get(inner)):
+                yield known, item
+
+
+def _event(given: Content) -> SpanEvent:
+    return SpanEvent(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
+
+
+def _failed(status: Any) -> bool:
+    return isinstance(status, Mapping) and status.get("code") in (2, "2", "STATUS_CODE_ERROR")
+
+
+def _hex(given: Any) -> str:
+    return given.lower() if isinstance(given, str) and len(given) <= 64 else ""
+
+
+def micros(nanos: Any) -> Micros | None:
+    """Nanoseconds since the epoch, a number or one as text, as micros; None for none, and for what is no time."""
+    if isinstance(nanos, str) and nanos.isdecimal() and len(nanos) < 24:
+        nanos = int(nanos)
+    if not isinstance(nanos, int) or isinstance(nanos, bool) or nanos <= 0:
+        return None
+    return nanos // 1000 if nanos // 1000 <= bounds.TIME else None
+
+
+def _list(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else []
+
+
+def _maps(given: Any) -> list[Content]:
+    return [one for one in _list(given) if isinstance(one, dict)]
+
+
+def tokens(known: Mapping[str, Any], *names: str) -> int:
+    """The first of these attributes that is a count."""
+    return next((found for name in names if (found := whole_number(known.get(name)))), 0)
+
+
+def size_of(span: Span) -> int:
+    """Bytes of what it says, as JSON."""
+    contents: list[Content] = [span.attributes, *(said.attributes for said in span.events)]
+    return sum(len(json_text(one)) for one in contents)
