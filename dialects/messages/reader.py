@@ -13,9 +13,9 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
+from millrace.dialects.messages.threads import flattened, for_record
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
-from millrace.dialects.messages.threads import flattened, for_record
 from millrace.dialects.recall import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds

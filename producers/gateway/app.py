@@ -253,6 +253,7 @@ def make_app(
         routes=[Route(path, guarded[name], methods=[method]) for path, method, name in routes()],
         exception_handlers={HTTPException: _http_error},
     )
+    routed.router.redirect_slashes = False  # a redirect would lead to the request's own Host, before any key
 
     async def answered(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         if door is not None and await door.routed(dialects.RESPONSES, body) is not None:

@@ -289,6 +289,10 @@ class Call:
         """The text of a token."""
         return self.served.renderer.text(id)
 
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of a token."""
+        return self.served.renderer.token_bytes(id)
+
     # ------------------------------------------------------------------ in the log
 
     def record(self, choice: Choice, response: bytes, engine_version: str) -> tuple[ModelCall, str | None]:

@@ -92,7 +92,9 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: list[str]) -> No
             messages, tools, *_ = read(call["request"], call["response"])
             texts = [message["content"] for message in messages]
             truth = [m["content"] if m["role"] == "user" else m["content"][0]["text"] for m in far.messages[id][:-1]]
-            assert texts[0].startswith("system") and texts[1:] == truth and tools
+            assert texts[0].startswith("system")
+            assert texts[1:] == truth
+            assert tools
             if step == "continue":
                 assert (trajectory, call["identified_by"]) == (episodes[last], "response_id")
         known[id], episodes[id], last = is_known, trajectory, id
