@@ -18,7 +18,9 @@ from millrace.schemas.records import ModelCall, Trajectory
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 KEPT = ("name", "tool_call_id")
 """texts of a message beside its content"""
-COMPLETE = frozenset({"stop", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"})
+COMPLETE = frozenset(
+    {"stop", "stop_sequence", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"}
+)
 """how replies finish that came to their end"""
 USABLE_ENDS = frozenset({"completed", "truncated", "abandoned"})
 """how episodes end of which the replies count"""

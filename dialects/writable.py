@@ -106,3 +106,6 @@ class WritableCall(Protocol):
 
     def token(self, id: int) -> str:
         """The text of a token."""
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of a token."""

@@ -160,5 +160,4 @@ def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) 
 
 
 def _token(call: WritableCall, id: int, logprob: float) -> dict[str, Any]:
-    text = call.token(id)
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    return {"token": call.token(id), "logprob": max(logprob, -9999.0), "bytes": list(call.token_bytes(id))}

@@ -275,6 +275,9 @@ def ask_of(request: ChatRequest) -> Ask:
         given=request,
     )
     check_served(ask)
+    for at, tool in enumerate(request.tools or ()):
+        if tool.get("type") == "custom":
+            raise unsupported(f"tools[{at}]", "only function tools are supported, not 'custom'")
     return ask
 
 

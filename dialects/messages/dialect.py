@@ -30,6 +30,7 @@ from millrace.dialects.messages.request import (
     tools_of,
     turns_of,
 )
+from millrace.dialects.messages.threads import previous_message, to_store
 from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
@@ -110,7 +111,8 @@ class Messages(Dialect):
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
         messages = messages_of(turns_of(asked, strict=False), strict=False)
-        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply})
+        stored, behind = to_store(request, asked.thread), previous_message(asked.thread) or ""
+        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply}, stored, behind)
 
 
 class MessagesStream(ReplyStream):

@@ -5,7 +5,7 @@ is cut off, and so no JSON, stays text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
+from millrace.dialects.messages.threads import flattened, for_record
 from millrace.dialects.reading.events import ReplyEvents
-from millrace.dialects.reading.reader import DialectReader, single
+from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
+from millrace.dialects.recall import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
@@ -48,6 +50,12 @@ class MessagesReader(DialectReader):
 
     def assembled(self) -> ReplyEvents:
         return AssembledMessages()
+
+    def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
+        return for_record(body, recall()) if b"previous_message_id" in body else None
+
+    def flattened(self, body: bytes) -> bytes:
+        return flattened(body)
 
 
 @dataclass(slots=True)

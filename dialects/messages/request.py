@@ -67,6 +67,7 @@ class AnyMessages(msgspec.Struct, kw_only=True):
     messages: list[TurnIn]
     system: Content | None = None
     tools: list[dict[str, Any]] | None = None
+    thread: Any = None
 
 
 class CountRequest(AnyMessages, kw_only=True):
@@ -104,7 +105,6 @@ class MessagesRequest(CountRequest, kw_only=True):
     container: Any = None
     compaction: Any = None
     fallbacks: list[Any] | None = None
-    thread: Any = None
 
     @property
     def shows_thinking(self) -> bool:

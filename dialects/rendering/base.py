@@ -174,5 +174,9 @@ class Renderer(ABC):
         return None
 
     @abstractmethod
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token, for log-probabilities on the wire."""
+
+    @abstractmethod
     def text(self, token: int) -> str:
         """One token as text, for log-probabilities on the wire."""

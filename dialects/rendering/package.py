@@ -189,6 +189,9 @@ class PackagedRenderer(Renderer):
     def text(self, token: int) -> str:
         return self.tokenizer.text(token)
 
+    def token_bytes(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token)
+
     def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> list[int]:
         try:
             ids: list[int] = self.package.render_ids(

@@ -179,6 +179,9 @@ class TemplateRenderer(Renderer):
     def text(self, token: int) -> str:
         return self.tokenizer.text(token)
 
+    def token_bytes(self, token: int) -> bytes:
+        return self.tokenizer.token_bytes(token)
+
     def _check(self, tools: Tools) -> None:
         if tools and self._manner.why:
             raise RenderError(f"tools are not supported with this model: {self._manner.why}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,14 @@ from tokenizers import Tokenizer
 from millrace.dialects.rendering.base import RenderError
 from millrace.dialects.rendering.segments import Segments
 from millrace.infra.errors import ConfigError
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""a byte in the vocabulary of a tokenizer that falls back to bytes"""
+_PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)} - {*_PRINTABLE}))
+}
+"""the byte of each letter in the vocabulary of a byte-level tokenizer (GPT-2's table)"""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -175,6 +184,18 @@ class ChatTokenizer:
         if known is None:
             known = self._texts[token] = self.decode([token])
         return known
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for, which need not be whole characters."""
+        text = self.text(token)
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        piece = self.core.id_to_token(token) or ""
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        if piece and all(letter in _BYTE_OF for letter in piece):
+            return bytes(_BYTE_OF[letter] for letter in piece)
+        return text.encode()
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
         """Ids of whole tokens; None where there is no such token."""

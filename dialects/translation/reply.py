@@ -141,3 +141,7 @@ class TranslatedCall:
     def token(self, id: int) -> str:
         """There are none."""
         raise AssertionError(f"a reply of text has no token {id}")
+
+    def token_bytes(self, id: int) -> bytes:
+        """There are none."""
+        raise AssertionError(f"a reply of text has no token {id}")

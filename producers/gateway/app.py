@@ -86,6 +86,7 @@ def make_app(
         routes=[Route(path, safe[name], methods=[method]) for path, method, name in routes()],
         exception_handlers={HTTPException: _http_error},
     )
+    routed.router.redirect_slashes = False  # a redirect would lead to the request's own Host, before any key
 
     async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         stream = partial(calls.events, caller)

@@ -12,6 +12,7 @@ Invariant: a verdict is a finite number with its parts, or an error; nothing els
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat, get_args
 
@@ -21,6 +22,11 @@ from millrace.schemas import bounds
 from millrace.schemas.signals import Signal
 
 PARTS = frozenset({"value", "components", "label", "critique", "confidence", "signal"})
+_NUMBER = r"\$?(-?\d+(?:[./]\d+)?)\$?"
+_HEDGE = re.compile(
+    rf"(?<![\w.]){_NUMBER}[ ,]{{1,3}}"
+    rf"(?:\b(?:or|maybe|perhaps|possibly)\b[ ,]{{1,3}}){{1,2}}{_NUMBER}\s{{0,3}}[.!?]?\s{{0,3}}\Z"
+)
 Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
 
 
@@ -31,11 +37,16 @@ def exact(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
 
 
 def mathematics(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
-    """1 when the output's last mathematical expression equals the task's `answer` (math-verify)."""
+    """1 when the output's last mathematical expression equals the task's `answer` (math-verify). An output that ends
+    with a choice between two numbers answers nothing."""
     from math_verify import parse, verify
 
     # Its own timeouts use signals, which only main threads have; the pool ends what takes too long.
     gold = parse(f"${task['answer']}$", parsing_timeout=None)
+    if (hedge := _HEDGE.search(output)) is not None:
+        one, other = (parse(f"${number}$", parsing_timeout=None) for number in hedge.groups())
+        if not verify(one, other, timeout_seconds=None):
+            return 0.0
     return float(bool(verify(gold, parse(output, parsing_timeout=None), timeout_seconds=None)))
 
 

@@ -291,6 +291,10 @@ class EngineCall(Call):
         """The text of a token."""
         return self.served.renderer.text(id)
 
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes of a token."""
+        return self.served.renderer.token_bytes(id)
+
     # ------------------------------------------------------------------ in the log
 
     def unreadable(self) -> str | None:

@@ -93,8 +93,11 @@ class NewestConversation(NamedTuple):
 
 
 def items_alone(response: bytes) -> bytes:
-    """The items of an upstream's response, and nothing else of it."""
-    output = orjson.loads(response).get("output")  # as it was read before: of any numbers
+    """The items of an upstream's response, or the message that it is, and nothing else of it."""
+    fields = orjson.loads(response)  # as it was read before: of any numbers
+    output = fields.get("output")
+    if fields.get("type") == "message":
+        output = [{"role": "assistant", "content": fields.get("content")}]
     items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
     return orjson.dumps({"output": items})
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from millrace.dialects.rendering.base import NoContinuation, RenderError, ReplyDelta, ToolCall
 from millrace.dialects.rendering.parsers.stops import StopCutter
@@ -39,6 +41,12 @@ def renderer(folder: Path) -> TemplateRenderer:
 
 def ids(renderer: TemplateRenderer, text: str) -> list[int]:
     return renderer.tokenizer.encode(text)
+
+
+@given(text=st.text(st.characters(codec="utf-8"), max_size=20))
+@example(text="ü☂🙂\N{REPLACEMENT CHARACTER}<|im_end|>")
+def test_the_bytes_of_tokens_are_those_of_their_text(renderer: TemplateRenderer, text: str) -> None:
+    assert b"".join(map(renderer.token_bytes, ids(renderer, text))) == text.encode()
 
 
 @pytest.mark.parametrize("messages", [[USER], [USER, ASSISTANT, TOOL], [{"role": "system", "content": ""}, USER]])

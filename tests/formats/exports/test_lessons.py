@@ -43,6 +43,7 @@ REASONS: dict[str, tuple[str, dict[str, Any]]] = {
         "",
         {"request": chat(USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, TOOL)},
     ),
+    "at a stop string": ("", {"finish_reason": "stop_sequence"}),
     "aborted": ("cut_reply", {"finish_reason": "abort"}),
     "upstream cut": ("cut_reply", {"finish_reason": "error"}),
     "length": ("cut_reply", {"finish_reason": "length"}),

@@ -73,6 +73,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("too many biases", CHAT, chat(logit_bias={str(id): 1 for id in range(1025)}), 400, "at most 1024 tokens"),
     ("forced without tools", CHAT, chat(tool_choice="required"), 400, "only where tools are offered"),
     ("no such tool", CHAT, chat(tools=TOOLS, tool_choice={**TOOLS[0], "function": {"name": "g"}}), 400, "no tool 'g'"),
+    ("custom tool", CHAT, chat(tools=[*TOOLS, {"type": "custom", "custom": {"name": "g"}}]), 400, "not 'custom'"),
     ("odd choice", CHAT, chat(tools=TOOLS, tool_choice={"type": "custom"}), 400, "auto, none, required"),
     (
         "odd schema",
@@ -101,6 +102,7 @@ TABLE: list[tuple[str, str, Any, int, str]] = [
     ("reward: bad signal", "/v1/sessions/S/reward", {"value": 1, "signal": "vibes"}, 400, "Invalid enum value 'vibes'"),
     ("reward: bad target", "/v1/sessions/S/reward", {"value": 1, "target_kind": "moon"}, 400, "Invalid enum value"),
     ("end: bad status", "/v1/sessions/S/end", {"status": "great"}, 400, "Invalid enum value 'great'"),
+    ("slash behind a path", f"{CHAT}/", chat(), 404, "Not Found"),
     ("wrong method", "/health", {}, 405, "Method Not Allowed"),
     ("wrong path", "/v1/moderations", {}, 404, "Not Found"),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.infra.errors import RewardError
 from millrace.streams.reward.pool import Pool
@@ -31,6 +33,18 @@ def test_exact(task, output, value):
 )
 def test_mathematics(answer, output, value):
     assert mathematics({"answer": answer}, output, {}) == value
+
+
+@given(
+    answer=st.integers(-999, 999),
+    other=st.integers(-999, 999),
+    link=st.sampled_from([" or ", ", or ", ", maybe ", " or perhaps "]),
+    end=st.sampled_from(["", ".", "?\n"]),
+)
+def test_a_choice_between_two_numbers_is_no_answer(answer: int, other: int, link: str, end: str) -> None:
+    for one, two in ((answer, other), (other, answer)):
+        paid = mathematics({"answer": str(answer)}, f"It is {one}{link}{two}{end}", {})
+        assert paid == float(answer == other)
 
 
 @pytest.mark.parametrize(
