@@ -32,6 +32,7 @@ SMALL = {
     "bench_reload": "--engine light --versions 2 --load 1",
     "bench_serving": "--seconds 0.1",
     "bench_stages": "--records 88 --rounds 1",
+    "bench_start": "--ended 300",
     "bench_step": "--ranks 1 --steps 1",
     "bench_tokens": "--length 256",
     "bench_tree": "--prompts 16 --reply 8 --groups 1 --steps 1",

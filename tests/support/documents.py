@@ -122,6 +122,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_reload": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_serving": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_stages": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_start": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_step": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tokens": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
