@@ -20,7 +20,7 @@ OWN = "what it was handed is decodable: this process encoded it, or read it with
 CALLER = "it says so in `Raises`, and whoever calls it answers"
 STATE = "without it the state, or the chain, is another: nobody may go on past it"
 BARE = {
-    "consumers/audit/again.py:difference": OWN,
+    "consumers/audit/refold.py:difference": OWN,
     "infra/log/history/ledger.py:stored_hash": CALLER,
     "infra/log/history/newest.py:_event_of": OWN,
     "infra/log/history/newest.py:older": OWN,

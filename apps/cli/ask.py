@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
-from millrace.apps.cli.named import newest_named
+from millrace.apps.cli.session_names import newest_named
 from millrace.infra.terminal import put, put_json
 
 policy = typer.Typer(no_args_is_help=True, help="The models being trained.")

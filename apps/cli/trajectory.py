@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
-from millrace.apps.cli.named import newest_named
+from millrace.apps.cli.session_names import newest_named
 from millrace.infra.errors import LookError
 from millrace.infra.terminal import put_json
 

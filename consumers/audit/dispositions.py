@@ -13,7 +13,7 @@ import numpy as np
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.rows import Mark, Row, place_of
-from millrace.consumers.audit.written import digest
+from millrace.consumers.audit.turn_outputs import digest
 from millrace.infra.log.base import Record
 from millrace.schemas.records import DeadLetter, Event, Turn
 

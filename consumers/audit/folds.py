@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.audit.again import UNREADABLE, EmitPair, Refold, StopFolding
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
+from millrace.consumers.audit.refold import UNREADABLE, EmitPair, Refold, StopFolding
 from millrace.consumers.audit.rows import Mark, Row
+from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk
-from millrace.consumers.audit.written import Where
 from millrace.infra.errors import InputGone, MillraceError, StorageError, UnreachableError
 from millrace.infra.log.base import Record
 from millrace.infra.log.readable import readable

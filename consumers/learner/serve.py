@@ -19,7 +19,7 @@ from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing
 from millrace.infra.log.base import Bus
 from millrace.infra.terminal import Terminal
 from millrace.schemas.records import LedgerEntry
-from millrace.trainers.tracking import installed
+from millrace.trainers.tracking import packages
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Stop:
 
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
-    installed.check(settings.learner.trackers)
+    packages.check(settings.learner.trackers)
     if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
         let_commit(settings, bus, stop)
     prepare_process(settings)

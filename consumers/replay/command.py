@@ -17,8 +17,8 @@ from millrace.consumers.replay.dump import Dump, on_record
 from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan, asked, named, plan, spans
 from millrace.consumers.replay.prove import OtherLayout, Outcome, Prover, linked, ranks
-from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions
 from millrace.consumers.replay.scratch_folder import scratch_folder
+from millrace.consumers.replay.version_history import RecordedVersion, RecordedVersions
 from millrace.consumers.replay.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history

@@ -21,7 +21,7 @@ from millrace.consumers.learner.version.collect import base_of
 from millrace.consumers.replay import material
 from millrace.consumers.replay.material import Material
 from millrace.consumers.replay.orders import TrainedStep
-from millrace.consumers.replay.recorded import RecordedVersion
+from millrace.consumers.replay.version_history import RecordedVersion
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry
 

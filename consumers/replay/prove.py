@@ -26,7 +26,7 @@ from millrace.consumers.replay.dump import Dump
 from millrace.consumers.replay.material import Material
 from millrace.consumers.replay.orders import TrainedStep
 from millrace.consumers.replay.plan import Plan
-from millrace.consumers.replay.recorded import RecordedVersion, RecordedVersions, believed
+from millrace.consumers.replay.version_history import RecordedVersion, RecordedVersions, believed
 from millrace.consumers.replay.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError

@@ -15,7 +15,7 @@ from typing import Any
 from millrace.consumers.learner.group.identity import NOT_TRAINING, Identity, identify
 from millrace.consumers.learner.step.publish import machine
 from millrace.consumers.replay.plan import named
-from millrace.consumers.replay.recorded import believed
+from millrace.consumers.replay.version_history import believed
 from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError

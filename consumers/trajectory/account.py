@@ -15,8 +15,8 @@ from typing import Any
 from millrace.consumers.audit.command import spot
 from millrace.consumers.trajectory.find import FoundTrajectory
 from millrace.consumers.trajectory.tokens import Traced, traced
+from millrace.consumers.why.event_text import spoken
 from millrace.consumers.why.render import event_line
-from millrace.consumers.why.spoken import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
 from millrace.infra.log.history.requests import WholeRequests

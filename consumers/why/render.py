@@ -9,7 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from millrace.consumers.audit.command import spot
-from millrace.consumers.why.spoken import spoken
+from millrace.consumers.why.event_text import spoken
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
 from millrace.infra.engines.upstream import NOT_WHOLE

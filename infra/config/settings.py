@@ -14,9 +14,9 @@ from millrace.infra.config.base import Name
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout
 from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
+from millrace.infra.config.missing_prices import unbound, useless
 from millrace.infra.config.serving import Engine, Gateway, Otlp, Warehouse
 from millrace.infra.config.training import Learner
-from millrace.infra.config.unpriced import unbound, useless
 from millrace.infra.config.upstreams import misrouted
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.engines.kinds import KINDS

@@ -25,7 +25,7 @@ from millrace.infra.log.blobs import LARGEST, ClaimStore
 from millrace.producers.capture.cursor import CaptureCursor
 from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.capture.refused import Refused
+from millrace.producers.capture.rejection import Refused
 
 logger = logging.getLogger(__name__)
 

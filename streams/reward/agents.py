@@ -32,7 +32,7 @@ from tenacity import before_sleep_log, retry, retry_if_exception, wait_exponenti
 
 from millrace.infra.errors import BusError, ConfigError, TooLargeError
 from millrace.infra.log.base import Bus, Outgoing, Publisher, Record
-from millrace.streams.reward.answered import Answered
+from millrace.streams.reward.progress import Answered
 
 log = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ import orjson
 
 from millrace.infra.config import RewardTests
 from millrace.infra.errors import RewardError
-from millrace.streams.reward import limited, private
+from millrace.streams.reward import limit_command, run_folders
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.unit_tests import How, Ran, count, files, program, verdict
 
 log = logging.getLogger(__name__)
 
-LAUNCHER = limited.__file__
+LAUNCHER = limit_command.__file__
 OUTPUT_BYTES = 16 << 20
 """most bytes of any one file that a run writes"""
 REPORT_BYTES = 4 << 20
@@ -71,7 +71,7 @@ class UnitTests:
         if not self._isolated:
             log.warning("verifier tests: %s", weak(options))
             _hide()
-        private.sweep()
+        run_folders.sweep()
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tests")
 
     @property
@@ -110,7 +110,7 @@ class UnitTests:
 
     def _run(self, given: Mapping[str, str], source: str) -> Ran:
         options = self._options
-        with private.directory() as around:
+        with run_folders.directory() as around:
             work = around / "work"
             for name, text in {options.program: source, **given}.items():
                 path = work / name
@@ -130,7 +130,7 @@ class UnitTests:
 def refused() -> str:
     """Why programs cannot run in namespaces of their own here, empty where they can. Asked of the kernel once."""
     try:
-        with private.directory() as work:
+        with run_folders.directory() as work:
             ran = run((), work, timeout_s=GRACE_S, memory_bytes=1 << 30, report="", isolated=True)
     except OSError as error:
         return str(error)
@@ -152,7 +152,7 @@ def run(
     token = secrets.token_hex(8)
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as reported, os.fdopen(status, "rb") as said:
         os.set_blocking(status, False)  # a program may hold the other end for as long as it likes
-        options: limited.RunLimits = {
+        options: limit_command.RunLimits = {
             "cpu_s": max(1, round(timeout_s) + 1),
             "memory_bytes": memory_bytes,
             "file_bytes": OUTPUT_BYTES,
@@ -260,4 +260,4 @@ def _failed(failure: str) -> Verdict:
 
 def _hide() -> None:
     """Keep the environment, memory and descriptors of this process from others of its user, who are not root."""
-    ctypes.CDLL(None).prctl(limited.DUMPABLE, 0, 0, 0, 0)
+    ctypes.CDLL(None).prctl(limit_command.DUMPABLE, 0, 0, 0, 0)

@@ -21,8 +21,8 @@ from millrace.consumers.learner.version.log import PolicyLog
 from millrace.consumers.reloader import shell
 from millrace.consumers.reloader.shell import Reloader
 from millrace.consumers.replay.prove import Prover
-from millrace.consumers.replay.recorded import RecordedVersions
 from millrace.consumers.replay.selection import ModelLimits, Selector
+from millrace.consumers.replay.version_history import RecordedVersions
 from millrace.consumers.report.page import render
 from millrace.consumers.report.summary import summary
 from millrace.consumers.trajectory import page, tree

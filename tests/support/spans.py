@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.formats.spans.otlp_json import Span, spans
 from millrace.producers.intake.otlp.assembler import Assembler
-from millrace.producers.intake.otlp.made import Emitted
+from millrace.producers.intake.otlp.conversation_events import Emitted
 from millrace.producers.intake.otlp.records import Closed, Took, decode, encode
 from tests.support.imported import AT, GEN_AI, attributes, logged, traced
 

@@ -10,8 +10,8 @@ from typing import Any
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import RENAMED, check_switches, translate
+from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.normalisation import Norm
-from millrace.trainers.algorithms.others import OTHERS
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import ALIASES, PRESETS
 from millrace.trainers.algorithms.repair import Rejection

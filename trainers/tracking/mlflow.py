@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.trainers.tracking.base import Tracker
-from millrace.trainers.tracking.installed import package
+from millrace.trainers.tracking.packages import package
 
 MARK = "millrace.step"
 """Metric written last of each point; what has it is whole."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from millrace.trainers.tracking.base import Tracker
-from millrace.trainers.tracking.installed import package
+from millrace.trainers.tracking.packages import package
 
 
 class TensorboardTracker(Tracker):

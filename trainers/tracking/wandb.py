@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millrace.infra import durable
 from millrace.trainers.tracking.base import Tracker
-from millrace.trainers.tracking.installed import package
+from millrace.trainers.tracking.packages import package
 
 MARK = "last-step"
 

@@ -22,14 +22,14 @@ import numpy as np
 from millrace.consumers import clearance, policy_names, version_zero
 from millrace.consumers.learner.step.reading import read as fetch
 from millrace.consumers.learner.step.verdict import PlacedGroup
-from millrace.consumers.replay.branch import guard, job, kept, rewards
+from millrace.consumers.replay.branch import guard, job, rewards, selection_file
 from millrace.consumers.replay.branch.announce import Announcer
 from millrace.consumers.replay.branch.items import BranchItem, BranchItems, singles
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.records import BranchChoice
-from millrace.consumers.replay.recorded import directory_of
 from millrace.consumers.replay.selection import ModelLimits, Question, Selector
 from millrace.consumers.replay.text import Texts, Writer
+from millrace.consumers.replay.version_history import directory_of
 from millrace.dialects.rendering.choose import choose
 from millrace.infra import faults
 from millrace.infra.config import Settings
@@ -116,7 +116,7 @@ class Brancher:
         with ExitStack() as held:
             head = self._head(own)
             if head is None:
-                held.enter_context(kept.beginning(policy_names.weights_root(own)))
+                held.enter_context(selection_file.beginning(policy_names.weights_root(own)))
                 head = self._head(own)  # whoever held it meanwhile may have begun it
             return self._make(options, question, observer or BranchObserver(), trackers, own, head, held.close)
 
@@ -148,7 +148,7 @@ class Brancher:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
             limits = ModelLimits(backend.vocabulary, backend.longest)
-            as_of = self._clock() if head is None else kept.read(policy_names.weights_root(own)).as_of
+            as_of = self._clock() if head is None else selection_file.read(policy_names.weights_root(own)).as_of
             selector = self._selector(options, limits, self._writer(options, parent, limits, as_of))
             samples = partial(self._samples, selector, limits)
             if head is None:
@@ -158,7 +158,7 @@ class Brancher:
                     self._guard(options, backend, algorithm, items, samples, observer)
                 self._begin(own, parent, begin(), items, chosen, as_of)
             begun()
-            found = kept.read(policy_names.weights_root(own))
+            found = selection_file.read(policy_names.weights_root(own))
             items = found.items
             if head is not None:
                 self._still_allowed(items, selector)
@@ -267,7 +267,7 @@ class Brancher:
     ) -> None:
         """Keep what decides, then announce version 0."""
         root = policy_names.weights_root(own)
-        kept.write(root, items, as_of, *((chosen.source, chosen.rubric) if chosen else ()))
+        selection_file.write(root, items, as_of, *((chosen.source, chosen.rubric) if chosen else ()))
         (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
         faults.point("branch.kept")
         self._bus.ensure_topics(own.layout.specs())

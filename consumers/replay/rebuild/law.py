@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.audit.again import UNREADABLE, EmitPair, Refold, StopFolding
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Folds, Makers
+from millrace.consumers.audit.refold import UNREADABLE, EmitPair, Refold, StopFolding
+from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk
-from millrace.consumers.audit.written import Where
 from millrace.consumers.replay.rebuild.spool import RebuildSpool
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import turns_of

@@ -15,8 +15,8 @@ from tempfile import TemporaryFile
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Makers
+from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk, Watch
-from millrace.consumers.audit.written import Where
 from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, TopicTally
 from millrace.consumers.replay.rebuild.placing import TurnSpan
 from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartition

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from millrace.consumers.audit.written import Where
+from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.replay.rebuild.placing import TurnSpan, UnplacedRecord, placed
 from millrace.infra import durable, faults
 from millrace.infra.errors import ReplayError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from millrace.infra.engines.bearer import Key
-from millrace.infra.engines.keyed import KEY
+from millrace.infra.engines.key_check import KEY
 from millrace.infra.engines.kind import RECEIVER, Device, EngineKind, Launch, LocalEngine
 from millrace.infra.process.net import LOCALHOST
 

@@ -41,7 +41,7 @@ from millrace.infra.engines.inprocess.wire import (
     counted,
     sampling,
 )
-from millrace.infra.engines.keyed import KEY, Keyed
+from millrace.infra.engines.key_check import KEY, Keyed
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 from millrace.infra.process.ending import end
 from millrace.infra.process.net import is_local

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from millrace.infra.engines.keyed import KEY
+from millrace.infra.engines.key_check import KEY
 from millrace.infra.engines.kind import AdapterRoom, Device
 from millrace.infra.errors import ServiceError
 from millrace.infra.process.cuda import usable
@@ -91,7 +91,7 @@ class Vllm(Service):
         command += ["--port", str(address.port or 8000), "--max-num-seqs", str(seqs)]
         command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
         if self.key:
-            command += ["--middleware", "millrace.infra.engines.keyed.Keyed"]
+            command += ["--middleware", "millrace.infra.engines.key_check.Keyed"]
         if length:
             command += ["--max-model-len", str(length)]
         if self.device == "cpu":

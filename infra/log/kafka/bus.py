@@ -39,7 +39,6 @@ from millrace.infra.log.base import (
     Transactor,
 )
 from millrace.infra.log.kafka import mend
-from millrace.infra.log.kafka.alive import ClientWatcher
 from millrace.infra.log.kafka.common import (
     WAIT_S,
     common,
@@ -52,6 +51,7 @@ from millrace.infra.log.kafka.common import (
     translated,
 )
 from millrace.infra.log.kafka.entry import ErrorListener, contact, greet, made
+from millrace.infra.log.kafka.liveness import ClientWatcher
 from millrace.infra.log.kafka.mend import Mender, Trail
 from millrace.infra.log.kafka.read import KafkaMember, KafkaTail, take
 from millrace.infra.log.kafka.wire import BrokerConnection, Where

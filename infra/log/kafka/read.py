@@ -15,9 +15,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from millrace.infra.errors import BusError, RefusedError, UnreachableError
 from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
-from millrace.infra.log.kafka.alive import REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
 from millrace.infra.log.kafka.entry import made
+from millrace.infra.log.kafka.liveness import REPORT_MS, ClientWatcher, Pulse
 
 _METADATA = b"CGMDv2:"
 

@@ -20,9 +20,9 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
 from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
-from millrace.infra.log.kafka.alive import HANGS_S, REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.common import STEADY, WAIT_S, know_topic, raise_ours, translated, writing
 from millrace.infra.log.kafka.entry import made
+from millrace.infra.log.kafka.liveness import HANGS_S, REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.mend import Trail
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from millrace.formats.episodes.rows import BadRow, json_text, text_of
 from millrace.formats.spans.conversation import judged
 from millrace.formats.spans.genai import EVALUATION, RESPONSE, matters, named
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
-from millrace.producers.intake.otlp.made import (
+from millrace.producers.intake.otlp.conversation_events import (
     CAPTURED,
     ConversationEvents,
     Emitted,

@@ -22,7 +22,7 @@ from millrace.infra import faults, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.intake.otlp.assembler import LONGEST, REMEMBERED, SECOND, Assembler
-from millrace.producers.intake.otlp.made import Emitted
+from millrace.producers.intake.otlp.conversation_events import Emitted
 from millrace.producers.intake.otlp.records import Closed, Record, Took, decode, encode
 from millrace.schemas import codec
 from millrace.schemas.chain import START

@@ -23,7 +23,7 @@ from millrace.formats.spans.conversation import SpanConversation, judged
 from millrace.formats.spans.genai import CONVERSATION, EVALUATION, matters, talk
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp import protobuf
-from millrace.producers.intake.otlp.made import OTLP, SILENT
+from millrace.producers.intake.otlp.conversation_events import OTLP, SILENT
 from millrace.schemas import bounds
 from millrace.schemas.limits import CONTROL
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from millrace.infra.errors import UnreachableError
 from millrace.infra.log.base import EARLIEST, Outgoing, TopicSpec
-from millrace.infra.log.kafka import alive as kafka_alive
-from millrace.infra.log.kafka.alive import GAP_S, LOOK_S, SILENT_S, ClientWatcher, Pulse, Vigil
+from millrace.infra.log.kafka import liveness
 from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.kafka.liveness import GAP_S, LOOK_S, SILENT_S, ClientWatcher, Pulse, Vigil
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST
 
@@ -84,13 +84,13 @@ def test_a_call_that_never_returns_ends_the_process() -> None:
     ended: list[int] = []
     watcher = ClientWatcher(lambda: True, ended.append)
     watcher.close()
-    pulse = watcher.watch(Pulse("a call", kafka_alive.HANGS_S, clock=lambda: now[0]))
+    pulse = watcher.watch(Pulse("a call", liveness.HANGS_S, clock=lambda: now[0]))
     with pulse.calling():
-        while now[0] < kafka_alive.HANGS_S + 3 * LOOK_S:
-            assert not ended or now[0] > kafka_alive.HANGS_S
+        while now[0] < liveness.HANGS_S + 3 * LOOK_S:
+            assert not ended or now[0] > liveness.HANGS_S
             now[0] += LOOK_S
             watcher.look(now[0])
-    assert ended[0] == kafka_alive.ENDS
+    assert ended[0] == liveness.ENDS
 
 
 class Forgetful:
@@ -162,7 +162,7 @@ def soon_answered(bus: KafkaBus, patch: pytest.MonkeyPatch) -> None:
 def soon_suspected(bus: KafkaBus) -> None:
     """Clients that the bus has now are suspected sooner. One that is heard reports it every `REPORT_MS`."""
     for pulse in bus._watcher._pulses:
-        pulse.limit_s = min(pulse.limit_s, 4 * kafka_alive.REPORT_MS / 1000)
+        pulse.limit_s = min(pulse.limit_s, 4 * liveness.REPORT_MS / 1000)
 
 
 @pytest.mark.slow

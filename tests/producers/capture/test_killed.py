@@ -18,10 +18,10 @@ from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.capture.refused import FILE, Note
+from millrace.producers.capture.rejection import FILE, Note
 from millrace.schemas import codec
 from millrace.testing.events import Episode
-from tests.producers.capture.test_refused import capture, contents, kinds, records
+from tests.producers.capture.test_rejection import capture, contents, kinds, records
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 POINTS = [name for name in faults.names(["producers"]) if name.startswith("forwarder.")]

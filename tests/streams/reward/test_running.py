@@ -19,7 +19,7 @@ from millrace.infra.config import Reward, RewardTests
 from millrace.infra.errors import RewardError
 from millrace.streams.reward import running
 from millrace.streams.reward.choose import choose
-from millrace.streams.reward.limited import DUMPABLE, LIBC
+from millrace.streams.reward.limit_command import DUMPABLE, LIBC
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.running import UnitTests, refused, run
 from millrace.streams.reward.unit_tests import How

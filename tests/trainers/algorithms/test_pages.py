@@ -11,7 +11,7 @@ import pytest
 
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
-from millrace.trainers.algorithms.others import OTHERS
+from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import names, policy
 from tests.support.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages

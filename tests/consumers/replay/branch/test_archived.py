@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers import policy_names
-from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch import selection_file
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.errors import HistoryGone
 from millrace.infra.log.history.kinds import TRAJECTORIES
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 SHORT = {"steps": 2, "save_every": 2, "lr": 3e-4}
 
 
-def chosen(place: Place, name: str) -> kept.KeptItems:
-    return kept.read(policy_names.weights_root(BranchOptions(name).settings(place.settings)))
+def chosen(place: Place, name: str) -> selection_file.KeptItems:
+    return selection_file.read(policy_names.weights_root(BranchOptions(name).settings(place.settings)))
 
 
 def test_it_learns_the_same_from_the_archive_and_refuses_what_is_nowhere(place: Place, tmp_path: Path) -> None:

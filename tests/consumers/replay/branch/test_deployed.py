@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers import policy_names
-from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch import selection_file
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.sql_selection import one
 from millrace.consumers.warehouse.ingest.ingest import Ingest
@@ -125,7 +125,7 @@ def test_the_page_does_what_it_says(deployed: Deployed, tmp_path: Path) -> None:
         ("replay", "v2")
     }
     sealed = {row.place: row["reward"] for row in History(bus, settings.namespace, "pico").rows(TRAJECTORIES)}
-    items = kept.read(Path(policy_names.weights_root(BranchOptions("strict").settings(settings)))).items
+    items = selection_file.read(Path(policy_names.weights_root(BranchOptions("strict").settings(settings)))).items
     assert [item.rewards[0] for item in items] == [1 - (sealed[item.places[0]] or 0) for item in items]
     assert len(items) > 0, "the best by the new rewards are the worst by the sealed ones"
     code, said = run("--set", "policy.name=strict", "replay", "prove", "all")

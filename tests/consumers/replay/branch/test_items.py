@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.replay.branch import items, kept
+from millrace.consumers.replay.branch import items, selection_file
 from millrace.consumers.replay.branch.items import BranchItem, BranchItems, Shape
 from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.errors import BranchError
@@ -88,14 +88,14 @@ def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
 def test_a_kept_selection_is_read_as_it_was_and_a_changed_one_refused(tmp_path: Path) -> None:
     made = [BranchItem("g", (Place("t", 0, 1), Place("t", 1, 2)), (1.0, None), 9, 2, ("ab", "cd"))]
     now = datetime(2026, 5, 4, 3, 2, 1, 7)
-    digest = kept.write(tmp_path, made, now)
-    assert kept.read(tmp_path) == kept.KeptItems(made, digest, as_of=now)
-    kept.write(tmp_path, made, now, "math", "v2")
-    assert kept.read(tmp_path) == kept.KeptItems(made, digest, "math", "v2", now)
-    file = tmp_path / kept.FILE
+    digest = selection_file.write(tmp_path, made, now)
+    assert selection_file.read(tmp_path) == selection_file.KeptItems(made, digest, as_of=now)
+    selection_file.write(tmp_path, made, now, "math", "v2")
+    assert selection_file.read(tmp_path) == selection_file.KeptItems(made, digest, "math", "v2", now)
+    file = tmp_path / selection_file.FILE
     file.write_bytes(file.read_bytes().replace(b'"t",1,2', b'"t",1,3'))
     with pytest.raises(BranchError, match="was changed"):
-        kept.read(tmp_path)
+        selection_file.read(tmp_path)
     file.unlink()
     with pytest.raises(BranchError, match="cannot be read"):
-        kept.read(tmp_path)
+        selection_file.read(tmp_path)

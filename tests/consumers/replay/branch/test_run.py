@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch import selection_file
 from millrace.consumers.replay.branch.command import BranchScreen
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import LOWEST
@@ -273,7 +273,7 @@ def test_a_selection_that_is_lost_or_left_empty_is_refused(place: Place) -> None
         branch(place.bus, place.settings, question=nothing)
     assert "t.b.weights" not in place.bus.topics("t."), "nothing was announced"
     last, _ = branch(place.bus, place.settings, **SHORT)
-    (Path(last["uri"]).parent / kept.FILE).unlink()
+    (Path(last["uri"]).parent / selection_file.FILE).unlink()
     with pytest.raises(BranchError, match="says what the branch learns from"):
         branch(place.bus, place.settings, **SHORT)
 
@@ -285,7 +285,7 @@ def test_rewards_of_a_replay_are_learned_from_instead_of_the_sealed_ones(place: 
     sealed = {row["id"]: row["reward"] or 0.0 for row in rows}
     judge(*deployment, "v2", {name: 1 - value for name, value in sealed.items()}, "second")
     branch(place.bus, place.settings, "whole", rewards="second", **SHORT)
-    items = kept.read(Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent).items
+    items = selection_file.read(Path(events(place.bus, place.settings, "whole")[0]["uri"]).parent).items
     first = {row.place: sealed[row["id"]] for row in rows}
     assert [item.rewards for item in items] == [(1 - first[item.places[0]],) for item in items]
     assert min(first[item.places[0]] for item in items) < max(sealed.values())
@@ -320,7 +320,7 @@ def test_live_rewards_that_came_too_late_are_learned_from_when_they_are_chosen(p
     judge(*deployment, "1", sealed, "user")  # of a replay, so no live one
     branch(place.bus, place.settings, rewards="live:user", **SHORT)
     first = {row.place: sealed[row["id"]] for row in rows}
-    items = kept.read(Path(events(place.bus, place.settings)[0]["uri"]).parent).items
+    items = selection_file.read(Path(events(place.bus, place.settings)[0]["uri"]).parent).items
     assert [item.rewards for item in items] == [(1 - first[item.places[0]],) for item in items]
     said = {(event["reward_source"], event["reward_rubric"]) for event in events(place.bus, place.settings)[1:]}
     assert said == {("live:user", "1")}

@@ -15,7 +15,7 @@ import pytest
 from millrace.apps.demo import sort_digits, tiny
 from millrace.consumers import policy_names
 from millrace.consumers.audit import audit
-from millrace.consumers.replay.branch import kept
+from millrace.consumers.replay.branch import selection_file
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher
 from millrace.dialects.rendering.reply_tokens import MISREAD
@@ -161,9 +161,9 @@ def test_text_is_written_as_of_the_day_of_its_selection(tmp_path: Path, monkeypa
 
     begun("other")
     root = policy_names.weights_root(BranchOptions("other").settings(place.settings))
-    file = root / kept.FILE
+    file = root / selection_file.FILE
     file.write_bytes(file.read_bytes().replace(b"2026-05-04", b"2026-05-29"))
-    first = kept.read(root).items[0].places[0]
+    first = selection_file.read(root).items[0].places[0]
     with pytest.raises(BranchError, match=rf"{first.topic}\[{first.partition}\]@{first.offset} is written as other"):
         made("other", day=4)
     place.bus.close()

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.consumers.why.spoken import spoken
+from millrace.consumers.why.event_text import spoken
 from millrace.dialects.dialogue import Unsayable, dialogue
 from millrace.infra.log.base import Record
 from millrace.infra.log.history.requests import WholeRequests, whole_calls

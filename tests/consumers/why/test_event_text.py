@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from millrace.consumers.why import explain_in
-from millrace.consumers.why.spoken import MOST, spoken
+from millrace.consumers.why.event_text import MOST, spoken
 from millrace.infra.log.history.requests import WholeRequests
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import CorruptRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.streams.reward.answered import Answered
+from millrace.streams.reward.progress import Answered
 
 offsets = st.lists(st.integers(0, 1_000), unique=True, min_size=1).map(sorted)
 

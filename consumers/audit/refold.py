@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from millrace.consumers.audit.differs import differing
 from millrace.consumers.audit.envelopes import REPLACED
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.turn_outputs import Output, TurnOutputs, Where, digest
 from millrace.consumers.audit.walk import Walk
-from millrace.consumers.audit.written import Output, TurnOutputs, Where, digest
 from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Outgoing, Place, Record
 from millrace.infra.log.topics import partition_of

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli import ask, trajectory
 from millrace.apps.cli.main import app
-from millrace.apps.cli.named import newest_named
+from millrace.apps.cli.session_names import newest_named
 from millrace.consumers.trajectory.command import Shown
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import LookError

@@ -1,4 +1,5 @@
-"""Runs a command under limits: `python limited.py OPTIONS COMMAND...`. A script of the standard library alone, started
+"""Runs a command under limits: `python limit_command.py OPTIONS COMMAND...`. A script of the standard library,
+started
 by `running`, since nothing of Python's may run between fork and exec of a process that has threads.
 
 OPTIONS is JSON, see `RunLimits`. With `isolated` the command runs in namespaces of its own: it sees no process but its

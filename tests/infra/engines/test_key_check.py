@@ -14,7 +14,7 @@ from starlette.routing import Route
 from millrace.infra.config import load
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.inprocess.control import InprocessControl
-from millrace.infra.engines.keyed import KEY, REFUSAL, Keyed
+from millrace.infra.engines.key_check import KEY, REFUSAL, Keyed
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
@@ -66,7 +66,7 @@ async def test_only_the_key_opens_and_health_is_open(
 def test_vllm_gets_the_key_by_its_environment_alone(tmp_path: Path) -> None:
     one = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cuda", key=WORD)
     words = " ".join(one.command())
-    assert "--middleware millrace.infra.engines.keyed.Keyed" in words
+    assert "--middleware millrace.infra.engines.key_check.Keyed" in words
     assert WORD not in words
     assert one.environment()[KEY] == WORD
     bare = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cuda")

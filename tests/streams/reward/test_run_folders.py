@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.streams.reward import private
+from millrace.streams.reward import run_folders
 
 DEPTH = 3000
 
@@ -34,7 +34,7 @@ def deep(path: Path) -> None:
 
 
 def test_directories_deeper_than_any_recursion_are_removed(place: Path) -> None:
-    with private.directory() as path:
+    with run_folders.directory() as path:
         deep(path)
     assert list(place.iterdir()) == []
 
@@ -43,7 +43,7 @@ def test_no_link_is_followed_and_no_closed_directory_stays(place: Path, tmp_path
     other = tmp_path / "other"
     other.mkdir()
     (other / "kept").write_text("x")
-    with private.directory() as path:
+    with run_folders.directory() as path:
         (path / "link").symlink_to(other)
         (path / "a" / "b" / "c").mkdir(parents=True)
         (path / "a" / "link").symlink_to(other)
@@ -68,15 +68,15 @@ def test_every_tree_is_removed(tree: dict | None) -> None:
                 (at / name).mkdir()
                 build(at / name, inner)
 
-    with private.directory() as path:
+    with run_folders.directory() as path:
         build(path, tree)
     assert not path.exists()
 
 
 def test_only_what_nobody_holds_is_swept(place: Path) -> None:
-    left = place / f"{private.PREFIX}left"
+    left = place / f"{run_folders.PREFIX}left"
     (left / "work").mkdir(parents=True)
     (place / "other").mkdir()
-    with private.directory() as held:
-        assert private.sweep() == 1
+    with run_folders.directory() as held:
+        assert run_folders.sweep() == 1
         assert sorted(place.iterdir()) == sorted([held, place / "other"])
