@@ -104,9 +104,11 @@ def _plain(answer: Any) -> tuple[str | None, list[tuple[str, str, str]]]:
 
 
 async def _streamed(answer: Any) -> tuple[str | None, list[tuple[str, str, str]]]:
-    content, calls = "", []
+    content, calls = "", dict[int, tuple[str, str, str]]()
     async for chunk in answer:
         delta = chunk.choices[0].delta
         content += delta.content or ""
-        calls += [(c.id, c.function.name, c.function.arguments) for c in delta.tool_calls or ()]
-    return content or None, calls
+        for piece in delta.tool_calls or ():
+            id, name, arguments = calls.get(piece.index, (piece.id, piece.function.name, ""))
+            calls[piece.index] = id, name, arguments + (piece.function.arguments or "")
+    return content or None, [calls[index] for index in sorted(calls)]
