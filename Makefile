@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --dura
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test unit check format demo demo-short chaos histories fuzz audit-changes conformance architectures bench lock
+.PHONY: help setup test unit check format demo demo-short proofs chaos histories fuzz audit-changes conformance architectures bench lock
 .PHONY: clean anew
 
 help: ## show this
@@ -57,12 +57,13 @@ $(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(
 	@$(BIN)/python -m millrace.infra.machine.make_class_archive > /dev/null
 	@touch $@
 
-check: setup ## formatting, lint, imports, types
+check: setup ## formatting, lint, imports, types; prints the figures of every room
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	@# It looks for the package by name in the path, and finds it where the type checker does.
 	PYTHONPATH=.venv/package $(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
+	@$(BIN)/python -m tests.support.house
 
 format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format
@@ -79,6 +80,8 @@ demo: setup ## the main job: train a tiny model through the whole loop, with kil
 
 demo-short: setup ## ten versions and one kill
 	$(BIN)/millrace demo --short
+
+proofs: histories fuzz audit-changes conformance chaos ## the long forms of all that `make test` runs in a short one; hours
 
 chaos: setup ## every kill point, random kills, zombies, joins and leaves, frozen machines, power cuts, full disks; audits
 	$(BIN)/python -m tests.chaos.elements
