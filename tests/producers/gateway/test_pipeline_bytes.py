@@ -40,10 +40,10 @@ from tests.support.gateway_world import WORKERS, ScriptedEngine, World, world
 from tests.support.upstream_answers import EVENTS, WHOLE
 
 DIGESTS = {
-    "chat": "9a866834d8f8c120629bdc0d13ea02421a2a7f90270abc3ca8ece697a5222c82",
+    "chat": "422b3712ac6571fd1d20c166f0addc7a1a5a40290053707aa1efe6c8c3a74421",
     "completions": "255b06737dbc7504678365c158ba31faf9ee6955a4573e6b681ad174e91d09d0",
-    "messages": "673378b811ef7f5ef74bf696c7533d6668374b95fc9d948d0edf200d56b7faf2",
-    "responses": "cd5a2cb6b8704a8bc7ae1944ca82b2b39af7bf2d7a67160071592bbee183bb13",
+    "messages": "3efda3699895dd29c17c415f564f1aaf25449a15c74e0c219f16cbaea27e96f2",
+    "responses": "3d05d13618855b07e13d98bc31cb766387e5abb078e1b796ad5e3d328668f90e",
 }
 """of the text of each dialect"""
 PATHS = {dialect.name: dialect.path for dialect in DIALECTS}
