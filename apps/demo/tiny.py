@@ -24,6 +24,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from millrace.apps.demo import sort_digits
+from millrace.infra.terminal import put
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.torch.backend import TorchBackend
@@ -200,7 +201,7 @@ def main(
     """Make a tiny model that sorts six digits now and then, in Hugging Face layout. It takes about a minute."""
 
     def show(step: int, reached: float) -> None:
-        print(f"step {step}: sorts {reached:.0%}", flush=True)
+        put(f"step {step}: sorts {reached:.0%}")
 
     make_sort_policy(directory, seed, target=target, progress=show)
 
