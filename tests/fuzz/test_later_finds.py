@@ -51,5 +51,5 @@ def inputs(reader: str) -> None:
 def test_a_reader_without_its_guard_is_found(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, guard, instead = MUTANTS[reader]
     monkeypatch.setattr(holder, guard, instead)
-    with pytest.raises(AssertionError, match="after|no answer"):
+    with pytest.raises(AssertionError, match=r"after|no answer"):
         inputs(reader)
