@@ -168,7 +168,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from millrace.trainers import checkpoint
+from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.state import State
 
 root, *points = sys.argv[1:]
