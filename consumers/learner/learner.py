@@ -2,7 +2,9 @@
 
 Invariants: a learner never leaves a formed group except by closing the group's sockets; no exception object of a broken
 generation is kept (its traceback would hold the group's sockets open); whatever breaks a generation is answered the
-same way, by regrouping and training the same batch again. An error that would only come again ends the process.
+same way, by regrouping and training the same batch again; an error that would only come again ends the process; a
+spare has no share, no weights and no place in a process group, and polls, so that the next change of the group counts
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 
-from millrace.consumers.learner import standby
 from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.watch import Watchdog
@@ -19,6 +20,7 @@ from millrace.consumers.learner.step.generation import Generation
 from millrace.consumers.learner.step.parts import Parts
 from millrace.consumers.learner.step.verdict import Regroup, Stop
 from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
+from millrace.infra.log.history import newest
 
 MOST_BREAKS = 5
 """generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
@@ -74,7 +76,7 @@ class Learner:
         p.observer.warn(why)
         try:
             mismatch.refuse(p, roster)
-            return standby.wait(p, roster)
+            return wait(p, roster)
         except (RegroupError, UnreachableError) as error:
             reason = _first_line(error)
         p.observer.warn(f"no longer waiting as a spare: {reason}")
@@ -121,3 +123,30 @@ def _first_line(error: BaseException) -> str:
 
 def _reason(ended: Regroup | Stop | None) -> str:
     return ended.reason if ended is not None else "it ended"
+
+
+LOOK_S = 0.2
+"""between two polls of the group"""
+OVER_S = 2.0
+"""between two looks whether the last wanted version is committed"""
+
+
+def wait(parts: Parts, roster: Roster) -> bool:
+    """Poll until the group changes or this process is asked to stop; True when the last wanted version is committed, so
+    that nothing is left to wait for. Raises UnreachableError when the log does not answer."""
+    looked = 0.0
+    while not parts.stopping() and parts.membership.holds(roster):
+        parts.membership.poll(LOOK_S)
+        if time.monotonic() - looked > OVER_S:
+            if _over(parts):
+                return True
+            looked = time.monotonic()
+    return False
+
+
+def _over(parts: Parts) -> bool:
+    wanted = parts.settings.learner.max_versions
+    if not wanted:
+        return False
+    head = newest.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
+    return head is not None and head.version >= wanted

@@ -8,18 +8,22 @@ import signal
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import Self
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.group.entrance import check_peers, let_commit
-from millrace.consumers.learner.progress_line import LearnerScreen
-from millrace.consumers.learner.version.metrics import measure
+from millrace.consumers.learner.version.metrics import line, measure
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
 from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing
 from millrace.infra.log.base import Bus
 from millrace.infra.terminal import Terminal
 from millrace.schemas.records import LedgerEntry
-from millrace.trainers.tracking import packages
+from millrace.trainers.tracking import services
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ class _Stop:
 
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
-    packages.check(settings.learner.trackers)
+    services.check(settings.learner.trackers)
     if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
         let_commit(settings, bus, stop)
     prepare_process(settings)
@@ -123,3 +127,35 @@ def prepare_process(settings: Settings) -> None:
     import torch
 
     torch.set_num_threads(settings.learner.threads)
+
+
+class LearnerScreen:
+    """Shows versions of `policy` as they are committed. `versions`: how many there will be, 0 where nobody knows. Use
+    it as a context."""
+
+    def __init__(self, policy: str, versions: int, console: Console) -> None:
+        self._console = console
+        self._live = Progress(
+            SpinnerColumn(),
+            TimeElapsedColumn(),
+            *((MofNCompleteColumn(),) if versions else ()),
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._policy = policy
+        self._task = self._live.add_task(f"{policy}: no version yet", total=versions or None)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, entry: LedgerEntry) -> None:
+        """The line of a version that was committed; the time beside it begins anew."""
+        said = line(entry)
+        self._live.reset(self._task, description=f"{self._policy} {said}", completed=entry["version"])
+        if self._live.disable or entry["unchanged"] or any(group["lost"] is not None for group in entry["groups"]):
+            self._console.print(said, highlight=False, markup=False, soft_wrap=True)

@@ -2,8 +2,8 @@
 
 Invariants: hashes cover exactly what changes training, and models by their content, wherever they lie; what the hash of
 the configuration is taken of holds no secret, since the ledger keeps it; a member shows the hashes in its client id, so
-the group's table alone says who differs, before anybody forms anything. CPU and driver are recorded, never
-compared among them.
+the group's table alone says who differs, before anybody forms anything; a frozen model is read once a process, and
+again where its files were written since. CPU and driver are recorded, never compared among them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from millrace.consumers.learner.group import layouts
-from millrace.consumers.learner.group.side_models import digests
+from millrace.infra import config
 from millrace.infra.config import Settings, masking
+from millrace.infra.errors import ConfigError
 from millrace.infra.process import cuda
-from millrace.trainers.backends.layout import DEEPSPEED, MEGATRON
+from millrace.trainers.backends.layout import DEEPSPEED, FROZEN, MEGATRON
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights.manifest import base_digest
 
 LIBRARIES = ("torch", "transformers", "peft", "safetensors", "numpy", "fastavro", "confluent-kafka")
 OF_BACKEND: Mapping[str, tuple[str, ...]] = {DEEPSPEED: ("deepspeed",), MEGATRON: ("megatron-core",)}
@@ -68,7 +71,7 @@ class Identity:
 
 def library_hash(libraries: Mapping[str, str]) -> str:
     """Hex digest of library versions, which the driver is not among."""
-    return _digest({name: version for name, version in sorted(libraries.items()) if name != DRIVER})
+    return _json_digest({name: version for name, version in sorted(libraries.items()) if name != DRIVER})
 
 
 def libraries(backends: Collection[str], *, gpu: bool) -> dict[str, str]:
@@ -133,7 +136,7 @@ def cpu_hash() -> str:
     except OSError:
         lines = []
     flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return _digest([platform.machine(), sorted(flags)])[:16]
+    return _json_digest([platform.machine(), sorted(flags)])[:16]
 
 
 def shown_by(client_id: str) -> str:
@@ -156,5 +159,32 @@ def _what(one: str, right: str) -> str:
     return " and ".join(name for name, mine, theirs in parts if mine != theirs) or "its client id"
 
 
-def _digest(value: Any) -> str:
+def _json_digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def digests(learner: config.Learner) -> dict[str, str]:
+    """sha256 hex over configuration and weights of each frozen model that `[learner]` names, by role. Raises
+    ConfigError for a directory that cannot be read."""
+    named = {role: Path(path) for role in FROZEN if (path := getattr(learner, role))}
+    return {role: _model_digest(role, directory) for role, directory in named.items()}
+
+
+def _model_digest(role: str, directory: Path) -> str:
+    try:
+        files = sorted(
+            path for path in directory.iterdir() if path.name == "config.json" or path.suffix == ".safetensors"
+        )
+        states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return _content(directory, tuple(states))
+    except (CorruptCheckpoint, OSError) as error:
+        raise ConfigError(
+            f"[learner] {role}: {directory} cannot be read ({error}): name a directory with a model in Hugging Face "
+            "layout"
+        ) from None
+
+
+@cache
+def _content(directory: Path, files: tuple[tuple[str, int, int], ...]) -> str:
+    """files: name, size and time of each, so that what changed is read again."""
+    return base_digest(directory)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from millrace.consumers.learner.progress_line import LearnerScreen
+from millrace.consumers.learner.serve import LearnerScreen
 from millrace.schemas.records import LedgerEntry
 
 METRICS = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.consumers.learner.version.frontier import Frontier
+from millrace.consumers.learner.version.log import Frontier
 
 
 def places(*offsets: int, partition: int = 0) -> list[dict[str, Any]]:
