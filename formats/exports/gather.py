@@ -6,6 +6,8 @@ left out by a rule, as refused with a reason, or as given to the layout."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +17,7 @@ from typing import Any, NamedTuple
 
 from millrace.dialects.dialogue import Unsayable
 from millrace.formats.clearance import Allowed
-from millrace.formats.exports.select import Selection
-from millrace.formats.exports.training_versions import TrainingVersions
+from millrace.formats.exports.select import Selection, VersionRange
 from millrace.formats.sample import ExportedSample
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Place, Record
@@ -25,7 +26,7 @@ from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJEC
 from millrace.infra.log.history.reader import History, Stretch
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import Event, Trajectory
+from millrace.schemas.records import Event, LedgerEntry, Trajectory
 
 CHUNK = 32
 """groups whose calls are fetched at once"""
@@ -208,3 +209,39 @@ def _chunks(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
     source = iter(groups)
     while chunk := list(islice(source, CHUNK)):
         yield chunk
+
+
+class TrainingVersions:
+    """Which version trained a trajectory, by its place; of lost groups none did. Sixteen bytes a trained trajectory,
+    however long the history is."""
+
+    def __init__(self, topic: str, entries: Iterable[LedgerEntry]) -> None:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for entry in entries:
+            for group in entry["groups"]:
+                for place in group["trajectories"]:
+                    if group["lost"] is None and place["topic"] == topic:
+                        found.setdefault(place["partition"], []).append((place["offset"], entry["version"]))
+        self._topic = topic
+        self._offsets: dict[int, array[int]] = {}
+        self._versions: dict[int, array[int]] = {}
+        for partition, pairs in found.items():
+            pairs.sort()
+            self._offsets[partition] = array("q", (offset for offset, _ in pairs))
+            self._versions[partition] = array("q", (version for _, version in pairs))
+
+    def offsets(self, topic: str, partition: int, versions: VersionRange) -> list[int]:
+        """Where the trajectories of a topic's partition lie that these versions trained on, ascending."""
+        if topic != self._topic or partition not in self._offsets:
+            return []
+        offsets = self._offsets[partition]
+        chosen = [at for at, version in zip(offsets, self._versions[partition], strict=True) if versions.holds(version)]
+        return list(dict.fromkeys(chosen))
+
+    def version(self, place: Place) -> int | None:
+        """The version that trained on the trajectory at a place, None when none did."""
+        offsets = self._offsets.get(place.partition)
+        if offsets is None or place.topic != self._topic:
+            return None
+        at = bisect_left(offsets, place.offset)
+        return self._versions[place.partition][at] if at < len(offsets) and offsets[at] == place.offset else None

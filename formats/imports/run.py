@@ -2,13 +2,14 @@
 
 Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same row is sent
 under the same names every time, whatever stands beside it, so importing it again, in a file that has grown, or after a
-kill, changes nothing and loses nothing;
-every row is counted as imported or as refused, and each refused one is named with file and number."""
+kill, changes nothing and loses nothing; a group is sent in one transaction, so no reader sees a part of an episode,
+whoever is killed when; one sender of an import is alive, another fences it; every row is counted as imported or as
+refused, and each refused one is named with file and number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, cast, get_args
@@ -19,12 +20,11 @@ from millrace.formats.episodes.rows import BadRow
 from millrace.formats.files import fingerprint, reader
 from millrace.formats.imports.check import Checked, check, events
 from millrace.formats.imports.group_records import ImportTerms, Maker
-from millrace.formats.imports.send import send
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import FencedError, ImportRefused
-from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.base import Bus, Outgoing, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import NAME, full_name
 from millrace.schemas.records import Split
@@ -247,3 +247,38 @@ class _Refusals:
             f"{rows} cannot be imported, so nothing was:\n{listed}"
             "Mend them, or leave them out with --on-error skip; --refused FILE lists all of them"
         )
+
+
+RECORDS, SIZE = 512, 4 << 20
+"""records and bytes from which on a transaction is committed"""
+
+
+def send(bus: Bus, owner: str, groups: Iterable[list[Outgoing]], claims: ClaimStore | None) -> None:
+    """Write groups. `owner`: the transactional id. Raises FencedError when the same rows are imported elsewhere,
+    BusError when the log does not answer: then importing them again goes on."""
+    with bus.transactor(owner) as transactor:
+        waiting: list[Outgoing] = []
+        size = 0
+        for group in groups:
+            waiting += group
+            size += sum(len(one.value or b"") for one in group)
+            if len(waiting) >= RECORDS or size >= SIZE:
+                _commit(transactor, waiting, claims)
+                waiting, size = [], 0
+        if waiting:
+            _commit(transactor, waiting, claims)
+
+
+def _commit(transactor: Transactor, waiting: Iterable[Outgoing], claims: ClaimStore | None) -> None:
+    fitting = [_fitting(out, claims) for out in waiting]  # a storage takes its time, and a transaction has little
+    transactor.begin()
+    for out in fitting:
+        transactor.send(out, placed=False)
+        faults.point("import.sent")
+    faults.point("import.written")
+    transactor.commit({}, None)
+    faults.point("import.committed")
+
+
+def _fitting(out: Outgoing, claims: ClaimStore | None) -> Outgoing:
+    return replace(out, value=claims.fitting("Event", out.value or b"")) if claims else out

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.formats.exports.training_versions import TrainingVersions
+from millrace.formats.exports.gather import TrainingVersions
 from millrace.infra.log.base import Place
 
 MOST = 2**63 - 1
