@@ -19,7 +19,7 @@ def jsonl(directory: Path) -> Points:
 
 
 def tensorboard(directory: Path) -> Points:
-    from millrace.trainers.tracking.tensorboard import points
+    from millrace.trainers.tracking.services import points
 
     return list(points(directory))
 

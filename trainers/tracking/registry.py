@@ -8,9 +8,7 @@ from pathlib import Path
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.tracking.jsonl import JsonlTracker
-from millrace.trainers.tracking.mlflow import MlflowTracker
-from millrace.trainers.tracking.tensorboard import TensorboardTracker
-from millrace.trainers.tracking.wandb import WandbTracker
+from millrace.trainers.tracking.services import MlflowTracker, TensorboardTracker, WandbTracker
 
 TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {
     "jsonl": lambda directory, run: JsonlTracker(directory),
