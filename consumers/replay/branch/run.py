@@ -27,9 +27,9 @@ from millrace.consumers.replay.branch.announce import Announcer
 from millrace.consumers.replay.branch.items import BranchItem, BranchItems, singles
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.records import BranchChoice
+from millrace.consumers.replay.prove.version_history import directory_of
 from millrace.consumers.replay.selection import ModelLimits, Question, Selector
 from millrace.consumers.replay.text import Texts, Writer
-from millrace.consumers.replay.version_history import directory_of
 from millrace.dialects.rendering.choose import choose
 from millrace.infra import faults
 from millrace.infra.config import Settings

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.consumers import clearance
 from millrace.consumers.replay import rejudge
-from millrace.consumers.replay.command import ReplayOptions, proving
+from millrace.consumers.replay.prove.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
 from millrace.consumers.replay.reward import sealed as every
 from millrace.consumers.replay.selection import ModelLimits, Selector

@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.replay import cell_assignment
-from millrace.consumers.replay.command import ReplayOptions, proving
+from millrace.consumers.replay.prove import cell_assignment
+from millrace.consumers.replay.prove.command import ReplayOptions, proving
 from tests.support import forked
 from tests.support.cells import Cells
 from tests.support.documents import REPLAY, RUN_BY

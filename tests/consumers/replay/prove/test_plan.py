@@ -6,30 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.replay.plan import asked, plan, provable, spans
+from millrace.consumers.replay.prove.plan import number_range, plan, provable, spans
 from millrace.infra.errors import ConfigError, ProofError
 
 NUMBERS = st.integers(1, 30)
 
 
 def test_what_can_be_asked() -> None:
-    assert asked("12", 20) == (12, 12)
-    assert asked("10..20", 20) == (10, 20)
-    assert asked("all", 20) == (1, 20)
+    assert number_range("12", 20) == (12, 12)
+    assert number_range("10..20", 20) == (10, 20)
+    assert number_range("all", 20) == (1, 20)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1-2", "..3", "3..", "-1", "1..2..3", "20..10", "٣"])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises((ConfigError, ProofError)):
-        asked(text, 20)
+        number_range(text, 20)
 
 
 @pytest.mark.parametrize(("text", "says"), [("0", "given, not trained"), ("21", "newest is 20"), ("15..21", "newest")])
 def test_versions_that_were_never_trained_are_refused(text: str, says: str) -> None:
     with pytest.raises(ProofError, match=says):
-        asked(text, 20)
+        number_range(text, 20)
     with pytest.raises(ProofError, match="no version was trained yet"):
-        asked("all", 0)
+        number_range("all", 0)
 
 
 def test_it_begins_at_the_nearest_version_that_is_kept() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.replay import material
-from millrace.consumers.replay.material import Material
+from millrace.consumers.replay.prove import step_folder
+from millrace.consumers.replay.prove.step_folder import Material
 from millrace.infra.errors import ProofError
 from millrace.trainers.batches.sample import Sample
 
@@ -45,7 +45,7 @@ def test_what_is_read_is_what_was_written(given_: list[Sample], oldest: int | No
     it = Material(7, [[0, 2], [1, 3]], cells, oldest, {3: "gone from the log"}, given_)
     with tempfile.TemporaryDirectory() as name:
         it.write(Path(name))
-        back = material.read(Path(name))
+        back = step_folder.read(Path(name))
     assert (back.parent, back.minibatches, back.cells, back.oldest, back.lost) == (
         it.parent,
         it.minibatches,
@@ -65,14 +65,14 @@ def test_what_is_read_is_what_was_written(given_: list[Sample], oldest: int | No
 
 def test_a_folder_that_is_no_step_is_refused_by_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ProofError, match="no dumped step"):
-        material.read(tmp_path)
+        step_folder.read(tmp_path)
     Material(0, [[0]], {0: 0}, None, {}, []).write(tmp_path)
-    whole = json.loads((tmp_path / material.STEP).read_text())
+    whole = json.loads((tmp_path / step_folder.STEP).read_text())
     for name in ("parent", "minibatches", "cells", "samples", "oldest"):
-        (tmp_path / material.STEP).write_text(json.dumps({k: v for k, v in whole.items() if k != name}))
+        (tmp_path / step_folder.STEP).write_text(json.dumps({k: v for k, v in whole.items() if k != name}))
         with pytest.raises(ProofError, match=name):
-            material.read(tmp_path)
-    (tmp_path / material.STEP).write_text(json.dumps(whole))
-    (tmp_path / material.SAMPLES).write_bytes(b"x")
+            step_folder.read(tmp_path)
+    (tmp_path / step_folder.STEP).write_text(json.dumps(whole))
+    (tmp_path / step_folder.SAMPLES).write_bytes(b"x")
     with pytest.raises(ProofError, match="no whole step"):
-        material.read(tmp_path)
+        step_folder.read(tmp_path)

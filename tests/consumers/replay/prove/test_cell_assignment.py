@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.consumers.learner.group.agreement import Peer, Roster
 from millrace.consumers.learner.step import verdict
 from millrace.consumers.learner.version.order import Batch
-from millrace.consumers.replay import cell_assignment
+from millrace.consumers.replay.prove import cell_assignment
 from millrace.infra.errors import ProofError
 from millrace.trainers.batches.sample import Sample
 

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from millrace.apps.demo import tiny
 from millrace.consumers import policy_names
 from millrace.consumers.learner.group import identity
-from millrace.consumers.replay.command import ReplayOptions, load, proving
-from millrace.consumers.replay.plan import Plan
-from millrace.consumers.replay.prove import Outcome
+from millrace.consumers.replay.prove.command import ReplayOptions, load, proving
+from millrace.consumers.replay.prove.plan import Plan
+from millrace.consumers.replay.prove.prover import Outcome
 from millrace.infra.errors import ConfigError, ProofError
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack

@@ -43,7 +43,7 @@ def _locked() -> tuple[Path, int]:
 
 def sweep(root: Path) -> list[Path]:
     """Remove the folders under `root` that this user's replays left; gives them."""
-    gone: list[Path] = []
+    folders: list[Path] = []
     for path in root.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.getuid():
@@ -52,7 +52,7 @@ def sweep(root: Path) -> list[Path]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path)
-                gone.append(path)
+                folders.append(path)
             finally:
                 os.close(handle)
-    return gone
+    return folders

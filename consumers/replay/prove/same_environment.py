@@ -14,8 +14,8 @@ from typing import Any
 
 from millrace.consumers.learner.group.identity import NOT_TRAINING, Identity, identify
 from millrace.consumers.learner.step.publish import machine
-from millrace.consumers.replay.plan import named
-from millrace.consumers.replay.version_history import believed
+from millrace.consumers.replay.prove.plan import named
+from millrace.consumers.replay.prove.version_history import refusing_forgeries
 from millrace.infra import config
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
@@ -24,7 +24,7 @@ from millrace.trainers.backends.layout import FROZEN
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Place:
     """What would train in this place. device: what computes; threads: of its CPU kernels."""
 
     identity: Identity
@@ -32,41 +32,43 @@ class Here:
     threads: int
 
 
-def here(settings: Settings) -> Here:
+def this_place(settings: Settings) -> Place:
     """Of this machine with these settings. Raises ConfigError where a model that `[learner]` names cannot be read."""
-    return Here(identify(settings), machine().device, settings.learner.threads)
+    return Place(identify(settings), machine().device, settings.learner.threads)
 
 
-def differences(here: Here, entry: LedgerEntry) -> list[str]:
+def differences(place: Place, entry: LedgerEntry) -> list[str]:
     """Each thing by which a step here differs from the one of `entry`, in words."""
-    found: list[str] = []
-    mine = here.identity
-    if mine.config != entry["config_hash"]:
-        with believed(entry):
-            found += _settings(mine.text, entry["config"])
-    if mine.code != entry["code_hash"]:
-        found.append(f"the code is {mine.code[:12]}, was {entry['code_hash'][:12]}: check out the release that trained")
+    out: list[str] = []
+    identity = place.identity
+    if identity.config != entry["config_hash"]:
+        with refusing_forgeries(entry):
+            out += _settings(identity.text, entry["config"])
+    if identity.code != entry["code_hash"]:
+        out.append(
+            f"the code is {identity.code[:12]}, was {entry['code_hash'][:12]}: check out the release that trained"
+        )
     for name, then in sorted(entry["libraries"].items()):
-        if (now := mine.libraries.get(name, "none")) != then:
-            found.append(f"{name} is {now}, was {then}")
-    if mine.cpu != entry["cpu"]:
-        found.append(f"the CPU is of another kind ({mine.cpu}, was {entry['cpu']})")
-    if entry["device"] and here.device != entry["device"]:
-        found.append(f"the device is {here.device}, was {entry['device']}")
-    if entry["threads"] and here.threads != entry["threads"] and not any("threads" in one for one in found):
-        found.append(f"[learner] threads is {here.threads}, was {entry['threads']}")
+        if (now := identity.libraries.get(name, "none")) != then:
+            out.append(f"{name} is {now}, was {then}")
+    if identity.cpu != entry["cpu"]:
+        out.append(f"the CPU is of another kind ({identity.cpu}, was {entry['cpu']})")
+    if entry["device"] and place.device != entry["device"]:
+        out.append(f"the device is {place.device}, was {entry['device']}")
+    if entry["threads"] and place.threads != entry["threads"] and not any("threads" in one for one in out):
+        out.append(f"[learner] threads is {place.threads}, was {entry['threads']}")
     for role in FROZEN:
-        now, then = mine.models.get(role, "none"), entry["models"].get(role, "none")
+        now, then = identity.models.get(role, "none"), entry["models"].get(role, "none")
         if entry["config"] and now != then:
-            found.append(f"the {role} has other content ({now[:12]}, was {then[:12]})")
-    return found
+            out.append(f"the {role} has other content ({now[:12]}, was {then[:12]})")
+    return out
 
 
-def _settings(mine: str, theirs: str) -> list[str]:
+def _settings(current: str, former: str) -> list[str]:
     """Which settings differ; what their hash alone says of an entry without them."""
-    if not theirs:
+    if not former:
         return ["the configuration of learner and policy is another (its hash; the entry does not say which setting)"]
-    now, then = _flat(_without_models(mine)), _flat(_without_models(theirs))
+    now, then = _flat(_without_models(current)), _flat(_without_models(former))
     missing = object()
     return [
         f"{_named(name)} is {_shown(now, name)}, was {_shown(then, name)}"
@@ -98,7 +100,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "not set"
 
 
-def recorded(settings: Settings, entry: LedgerEntry) -> Settings:
+def settings_of(settings: Settings, entry: LedgerEntry) -> Settings:
     """These settings with the learner and the release policy that the entry names. Raises ProofError where it names
     none, or none that a learner can have had."""
     if not entry["config"]:
@@ -107,22 +109,22 @@ def recorded(settings: Settings, entry: LedgerEntry) -> Settings:
             "leave --recorded out"
         )
     # Models are on record by content alone: where they lie is for these settings to say.
-    own = {name: getattr(settings.learner, name) for name in NOT_TRAINING}
-    with believed(entry):
-        said = json.loads(entry["config"])
-        said["learner"] |= {role: getattr(settings.learner, role) for role in FROZEN}
+    defaults = {name: getattr(settings.learner, name) for name in NOT_TRAINING}
+    with refusing_forgeries(entry):
+        configuration = json.loads(entry["config"])
+        configuration["learner"] |= {role: getattr(settings.learner, role) for role in FROZEN}
         return settings.model_copy(
             update={
-                "learner": config.Learner.model_validate({**own, **said["learner"]}),
-                "policy": settings.policy.model_copy(update={"release": said["release"]}),
+                "learner": config.Learner.model_validate({**defaults, **configuration["learner"]}),
+                "policy": settings.policy.model_copy(update={"release": configuration["release"]}),
             }
         )
 
 
-def refusal(found: Sequence[tuple[int, Sequence[str]]]) -> str:
+def refusal(deviations: Sequence[tuple[int, Sequence[str]]]) -> str:
     """Why versions cannot be proven here: each difference once, with the versions that it concerns."""
     by_text: dict[str, list[int]] = {}
-    for version, differences_ in found:
+    for version, differences_ in deviations:
         for text in differences_:
             by_text.setdefault(text, []).append(version)
     lines = [f"  {named(versions)}: {text}" for text, versions in by_text.items()]

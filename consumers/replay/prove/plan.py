@@ -35,18 +35,18 @@ class Plan:
         return range(self.start + 1, self.first)
 
 
-def asked(text: str, newest: int) -> tuple[int, int]:
+def number_range(text: str, newest: int) -> tuple[int, int]:
     """First and last version of `12`, `10..20` or `all`. Raises ConfigError for any other text, ProofError for versions
     that were never trained."""
     if newest < 1:
         raise ProofError("no version was trained yet: version 0 was given, not trained, so there is nothing to prove")
     if text == ALL:
         return 1, newest
-    found = _RANGE.fullmatch(text)
-    if found is None:
+    match = _RANGE.fullmatch(text)
+    if match is None:
         raise ConfigError(f"versions {text!r}: write one version (12), a range (10..20) or all")
-    first = int(found[1])
-    last = int(found[2] or first)
+    first = int(match[1])
+    last = int(match[2] or first)
     if first > last:
         raise ConfigError(f"versions {text}: the first one is above the last one; write {last}..{first}")
     if first == 0:
@@ -56,35 +56,35 @@ def asked(text: str, newest: int) -> tuple[int, int]:
     return first, last
 
 
-def provable(newest: int, kept: Collection[int], gone: Collection[int]) -> set[int]:
+def provable(newest: int, starts: Collection[int], holes: Collection[int]) -> set[int]:
     """The versions that can be proven. kept: those whose files are there; gone: those whose samples are not."""
-    found: set[int] = set()
+    versions: set[int] = set()
     for version in range(1, newest + 1):
         parent = version - 1
-        if version not in gone and (parent in kept or parent in found):
-            found.add(version)
-    return found
+        if version not in holes and (parent in starts or parent in versions):
+            versions.add(version)
+    return versions
 
 
-def plan(first: int, last: int, newest: int, kept: Collection[int], gone: Collection[int]) -> Plan:
+def plan(first: int, last: int, newest: int, starts: Collection[int], holes: Collection[int]) -> Plan:
     """How to prove versions `first` to `last`. Raises ProofError, with what can be proven, where not all of them can
     be."""
-    left = provable(newest, kept, gone)
-    missing = [version for version in range(first, last + 1) if version not in left]
+    candidates = provable(newest, starts, holes)
+    missing = [version for version in range(first, last + 1) if version not in candidates]
     if missing:
         version = missing[0]
-        start = max((number for number in kept if number < version), default=-1)
-        lost = [number for number in range(start + 1, version + 1) if number in gone]
+        start = max((number for number in starts if number < version), default=-1)
+        gaps = [number for number in range(start + 1, version + 1) if number in holes]
         if start < 0:
             why = f"no version before {version} has its files any more"
         else:
-            why = f"samples of version {lost[0]} are gone from the log, and version {start} is the nearest one kept"
+            why = f"samples of version {gaps[0]} are gone from the log, and version {start} is the nearest one kept"
         raise ProofError(
             f"version {version} cannot be proven: {why}. "
-            + (f"{named(left)} can be proven" if left else "No version can be proven")
+            + (f"{named(candidates)} can be proven" if candidates else "No version can be proven")
             + "; [learner] keep_every keeps more versions, [topics] long_hours keeps samples longer"
         )
-    return Plan(max(number for number in kept if number < first), first, last)
+    return Plan(max(number for number in starts if number < first), first, last)
 
 
 def named(numbers: Collection[int]) -> str:

@@ -8,19 +8,19 @@ import pytest
 
 from millrace.consumers.learner.group import identity
 from millrace.consumers.learner.group.identity import identify
-from millrace.consumers.replay import same_environment
-from millrace.consumers.replay.same_environment import Here, differences
+from millrace.consumers.replay.prove import same_environment
+from millrace.consumers.replay.prove.same_environment import Place, differences
 from millrace.infra.config import load
 from millrace.infra.errors import ProofError
 from millrace.infra.process import cuda
 from tests.support.versions import entry
 
 
-def here(backend: str) -> Here:
-    return Here(identify(load(flags={"learner.backend": backend})), "cpu", 1)
+def here(backend: str) -> Place:
+    return Place(identify(load(flags={"learner.backend": backend})), "cpu", 1)
 
 
-def recorded(one: Here, **libraries: str) -> Any:
+def recorded(one: Place, **libraries: str) -> Any:
     """An entry of what would train here, with these versions on record."""
     mine = one.identity
     said = {"config_hash": mine.config, "code_hash": mine.code, "cpu": mine.cpu, "config": mine.text, "models": {}}
@@ -62,7 +62,7 @@ def test_a_configuration_that_no_learner_had_is_named_by_its_version(config: str
     one = here("torch")
     forged = {**recorded(one), "config": config, "config_hash": "another"}
     with pytest.raises(ProofError, match="version 1 says what no learner writes"):
-        same_environment.recorded(load(), forged)
+        same_environment.settings_of(load(), forged)
     if '"lr"' not in config:  # which is another setting, and is shown as one
         with pytest.raises(ProofError, match="version 1 says what no learner writes"):
             differences(one, forged)

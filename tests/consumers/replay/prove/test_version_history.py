@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from millrace.consumers.replay.version_history import RecordedVersions
+from millrace.consumers.replay.prove.version_history import RecordedVersions
 from millrace.infra.errors import LedgerError
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.history.reader import History as Reader

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.replay.scratch_folder import PREFIX, scratch_folder, sweep
+from millrace.consumers.replay.prove.scratch_folder import PREFIX, scratch_folder, sweep
 
 HOLDS = """
-from millrace.consumers.replay.scratch_folder import scratch_folder
+from millrace.consumers.replay.prove.scratch_folder import scratch_folder
 with scratch_folder() as folder:
     (folder / "weights").write_bytes(b"x")
     print(folder, flush=True)

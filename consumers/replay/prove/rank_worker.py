@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -20,25 +20,23 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.group import rank_numbers
 from millrace.consumers.learner.group.rendezvous import STORE_TIMEOUT_S
-from millrace.consumers.replay import material
-from millrace.consumers.replay.orders import (
-    Answer,
-    Done,
-    Formed,
-    FormGroup,
-    Leave,
-    Order,
-    Prepare,
-    TrainedStep,
-    TrainStep,
-)
+from millrace.consumers.replay.prove import step_folder
+from millrace.consumers.replay.prove.step_folder import TrainedStep
+from millrace.infra.config import Settings
+from millrace.infra.process.net import LOCALHOST
 from millrace.trainers.backends.base import StepResult
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.learning import Trainer
 from millrace.trainers.weights import checkpoint
 
-HERE = "127.0.0.1"
 FIELDS = ("tokens", "positions", "at", "labels", "behaviour", "versions", "owners", "ends", "groups")
+
+
+class RankLayout(NamedTuple):
+    """Of ranks that formed a group. name: as the ledger has it; cells: by rank."""
+
+    name: str
+    cells: list[int]
 
 
 class StepRecorder:
@@ -82,7 +80,7 @@ class StepRecorder:
 
 
 class RankWorker:
-    """One rank; `obey` raises what learning raises."""
+    """One rank. Its methods are the orders of the `WorkerPool`; they raise what learning raises."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -90,62 +88,50 @@ class RankWorker:
         self._rank = 0
         self._cells: list[int] = []
 
-    def obey(self, order: Order) -> Answer:
-        """Do it."""
-        match order:
-            case Prepare():
-                return self._prepare(order)
-            case FormGroup():
-                return self._form(order)
-            case TrainStep():
-                return self._train(order)
-            case Leave():
-                self._built.backend.tear_down()
-                return Done()
-
     @property
-    def _built(self) -> Trainer:
+    def _learner(self) -> Trainer:
         assert self._trainer is not None, "prepared first"
         return self._trainer
 
-    def _prepare(self, order: Prepare) -> Done:
+    def prepare(self, settings: Settings) -> None:
+        """Make the trainer that these settings describe."""
         if self._trainer is not None:
             self._trainer.backend.tear_down()
-        torch.set_num_threads(order.settings.learner.threads)
-        self._trainer = build_trainer(order.settings)
-        self._timeout_s = order.settings.learner.collective_timeout_s
-        return Done()
+        torch.set_num_threads(settings.learner.threads)
+        self._trainer = build_trainer(settings)
+        self._timeout_s = settings.learner.collective_timeout_s
 
-    def _form(self, order: FormGroup) -> Formed:
-        backend = self._built.backend
+    def form(self, rank: int, world: int, port: int, key: str, start: Path, digest: str) -> RankLayout:
+        """Be `rank` of `world` ranks that meet under `key` in the store at `port`, and load the version in `start`."""
+        backend = self._learner.backend
         store: Store | None = None
-        if order.world > 1:
-            store = TCPStore(
-                HERE,
-                order.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=STORE_TIMEOUT_S),
-            )
-            store = PrefixStore(order.key, store)
-        backend.form(order.rank, order.world, store, self._timeout_s)
-        self._rank = order.rank
+        if world > 1:
+            patience = timedelta(seconds=STORE_TIMEOUT_S)
+            store = TCPStore(LOCALHOST, port, is_master=False, wait_for_workers=False, timeout=patience)
+            store = PrefixStore(key, store)
+        backend.form(rank, world, store, self._timeout_s)
+        self._rank = rank
         self._cells = rank_numbers.cells(backend)
-        self._built.load(checkpoint.read(order.start, digest=order.digest))
-        return Formed(backend.layout, self._cells)
+        self._learner.load(checkpoint.read(start, digest=digest))
+        return RankLayout(backend.layout, self._cells)
 
-    def _train(self, order: TrainStep) -> TrainedStep:
-        trainer = self._built
-        backend = trainer.backend
-        step = material.read(order.material)
+    def train(self, folder: Path, root: Path, packed: Path | None) -> TrainedStep:
+        """Train the step in `folder`; rank 0 writes the version under `root`. packed: a folder for the micro-batches as
+        they trained, where they are wanted."""
+        trainer, backend = self._learner, self._learner.backend
+        step = step_folder.read(folder)
         samples = step.share(self._cells[self._rank]) if backend.acts else []
-        recorder = StepRecorder() if order.packed is not None else None
+        recorder = StepRecorder() if packed is not None else None
         trainer.stepped = recorder
         report = trainer.train(samples, minibatches=step.minibatches, version=step.parent, oldest=step.oldest)
         state = backend.gather()
-        if recorder is not None and order.packed is not None:
-            recorder.write(order.packed, self._rank)
+        if recorder is not None and packed is not None:
+            recorder.write(packed, self._rank)
         if state is None:
             return TrainedStep(report.metrics, report.unchanged)
-        written = checkpoint.write(order.root, step.version, state)
-        return TrainedStep(report.metrics, report.unchanged, written.path, written.digest, written.files)
+        version = checkpoint.write(root, step.version, state)
+        return TrainedStep(report.metrics, report.unchanged, version.path, version.digest, version.files)
+
+    def leave(self) -> None:
+        """Tear the group down."""
+        self._learner.backend.tear_down()

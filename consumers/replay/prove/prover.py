@@ -3,8 +3,8 @@
     plan -> { stretch of steps with the same ranks: form from a version's directory -> { samples -> train -> compare } }
 
 Invariants: nothing is written to the log and no group is joined; all that is written lies under one private folder; a
-step begins with the bytes of its recorded parent, kept or proven, or its result says nothing; whoever is proven equal
-stands for the directory that the learner wrote.
+step begins with the bytes of its recorded parent, from the directory that the learner wrote or from one that was proven
+equal to it, or its result says nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.step.reading import read
 from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.collect import base_of
-from millrace.consumers.replay import cell_assignment, compare
-from millrace.consumers.replay.dump import Dump
-from millrace.consumers.replay.material import Material
-from millrace.consumers.replay.orders import TrainedStep
-from millrace.consumers.replay.plan import Plan
-from millrace.consumers.replay.version_history import RecordedVersion, RecordedVersions, believed
-from millrace.consumers.replay.worker_pool import WorkerPool
+from millrace.consumers.replay.prove import cell_assignment, compare
+from millrace.consumers.replay.prove.plan import Plan
+from millrace.consumers.replay.prove.step_folder import Dump, Material, TrainedStep
+from millrace.consumers.replay.prove.version_history import RecordedVersion, RecordedVersions, refusing_forgeries
+from millrace.consumers.replay.prove.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.errors import ProofError
 from millrace.infra.log.history.places import PlaceReader
@@ -59,7 +57,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherLayout:
+class LayoutVariant:
     """Another layout to compare over one step: its settings, and with how many ranks."""
 
     settings: Settings
@@ -77,52 +75,52 @@ class RecordedBase:
 class Prover:
     """Proves the steps of a plan in `folder`, which is private and empty.
 
-    settings: by version, those that train it; kept: directories of the versions whose files are there; exact: whether
-    code, libraries and all the rest are those of the record, so that every bit must be; other: a layout to compare over
-    one step; dump: takes each step's exact tensors."""
+    settings: by version, those that train it; directories: of the versions whose files are there; exact: whether code,
+    libraries and all the rest are those of the record, so that every bit must be; variant: a layout to compare over one
+    step; dump: takes each step's exact tensors."""
 
     def __init__(
         self,
-        recorded: RecordedVersions,
-        kept: Mapping[int, Path],
+        versions: RecordedVersions,
+        directories: Mapping[int, Path],
         reader: PlaceReader,
         pool: WorkerPool,
         folder: Path,
         settings: Callable[[RecordedVersion], Settings],
         *,
         exact: bool = True,
-        other: OtherLayout | None = None,
+        variant: LayoutVariant | None = None,
         dump: Dump | None = None,
     ) -> None:
-        self._recorded = recorded
-        self._kept = kept
+        self._recorded = versions
+        self._directories = directories
         self._reader = reader
         self._pool = pool
         self._folder = folder
         self._settings = settings
         self._exact = exact
-        self._other = other
+        self._variant = variant
         self._dump = dump
         self._root = folder / "versions"
         self._root.mkdir(mode=0o700)
         self._layout = ""
-        self._held: tuple[object, ...] | None = None
-        """who is formed, and which version's bytes they hold"""
+        self._group: tuple[object, ...] | None = None
+        """which ranks form a group, and which version's bytes they have"""
 
     def run(self, plan: Plan) -> Iterator[Outcome]:
         """The outcome of each step, in order. Raises ProofError where one cannot be trained again."""
-        base = self._placed(plan.start)
+        base = self._link(plan.start)
         for number in plan.steps:
             version = self._recorded.versions[number]
-            begun = time.monotonic()
+            start_s = time.monotonic()
             material = self.material(version, self._settings(version))
-            asked = number >= plan.first
-            trained, layout = self._step(version, material, base, self._dump if asked else None)
-            outcome = self._judged(version, trained, layout, asked=asked, begun=begun)
-            next_base = self._after(version, outcome, trained)
+            is_asked = number >= plan.first
+            step, layout = self._step(version, material, base, self._dump if is_asked else None)
+            outcome = self._judge(version, step, layout, asked=is_asked, start_s=start_s)
+            next_base = self._after(version, outcome, step)
             yield outcome
-            if self._other is not None and outcome.asked and next_base is not None:
-                yield self._elsewhere(version, base, next_base, self._other)
+            if self._variant is not None and outcome.asked and next_base is not None:
+                yield self._elsewhere(version, base, next_base, self._variant)
             if next_base is None:
                 return
             self._forget(base, next_base)
@@ -131,13 +129,12 @@ class Prover:
     # -- one step
 
     def material(self, version: RecordedVersion, settings: Settings, world: int | None = None) -> Material:
-        """What the learner read for a version. Raises ProofError where samples that it trained on cannot be read any
-        more, or are others."""
-        with believed(version.entry):
+        """What the learner read for a version; with `world`, as that many cells of one rank read it. Raises ProofError
+        where samples that it trained on cannot be read any more, or are others."""
+        with refusing_forgeries(version.entry):
             return self._material(version, settings, world)
 
     def _material(self, version: RecordedVersion, settings: Settings, world: int | None) -> Material:
-        """`material` of an entry that is believed."""
         entry, cells = version.entry, cell_assignment.cells_of(version.entry)
         if world is not None:
             cells = list(range(world))
@@ -154,128 +151,127 @@ class Prover:
             for group in entry["groups"]
             if group["seq"] not in lost
         ]
-        found = read(self._reader, parts, vocabulary=ANY, longest=ANY)
-        if found.lost:
+        share = read(self._reader, parts, vocabulary=ANY, longest=ANY)
+        if share.lost:
             raise ProofError(
-                f"version {version.number} was trained on what cannot be read any more: {found.details[0]}. Restore "
+                f"version {version.number} was trained on what cannot be read any more: {share.details[0]}. Restore "
                 "it, or prove versions after it from one that is kept"
             )
         if world is None:
-            cell_assignment.check(entry, by_seq, found.samples)
+            cell_assignment.check(entry, by_seq, share.samples)
         oldest = self._recorded.oldest(version, settings.policy.release)
-        return Material(version.number - 1, minibatches, by_seq, oldest, lost, found.samples)
+        return Material(version.number - 1, minibatches, by_seq, oldest, lost, share.samples)
 
     def _step(
         self, version: RecordedVersion, material: Material, base: RecordedBase, dump: Dump | None
     ) -> tuple[TrainedStep, str]:
         settings, entry = self._settings(version), version.entry
-        here = (entry["generation"], entry["leader"], version.world, entry["layout"], settings, base.digest)
-        if self._held != here:
-            formed = self._pool.form(settings, version.world, base.path, base.digest)
-            self._layout, cells, recorded_cells = formed.layout, formed.cells, cell_assignment.cells_of(entry)
+        group = (entry["generation"], entry["leader"], version.world, entry["layout"], settings, base.digest)
+        if self._group != group:
+            self._layout, cells = self._pool.form(settings, version.world, base.path, base.digest)
+            recorded_cells = cell_assignment.cells_of(entry)
             if cells != recorded_cells:
                 raise ProofError(
                     f"version {version.number} was trained as {entry['layout']} with ranks in cells "
-                    f"{recorded_cells}, and here they make {formed.layout} with cells {cells}: the layout of "
+                    f"{recorded_cells}, and here they make {self._layout} with cells {cells}: the layout of "
                     "[learner] backend is another"
                 )
         if dump is None:
-            folder = self._emptied("step")
+            folder = self._fresh_folder("step")
             material.write(folder)
-            trained = self._pool.train(folder, self._root)
+            step = self._pool.train(folder, self._root)
         else:
             folder = dump.begin(version, material, base.path)
-            trained = self._pool.train(folder, self._root, folder)
-            dump.end(folder, trained)
-        self._held = (*here[:-1], trained.digest)
-        return trained, self._layout
+            step = self._pool.train(folder, self._root, folder)
+            dump.end(folder, step)
+        self._group = (*group[:-1], step.digest)
+        return step, self._layout
 
-    def _judged(
-        self, version: RecordedVersion, trained: TrainedStep, layout: str, *, asked: bool, begun: float
+    def _judge(
+        self, version: RecordedVersion, step: TrainedStep, layout: str, *, asked: bool, start_s: float
     ) -> Outcome:
         event = version.weights
-        equal = trained.digest == event["digest"]
+        equal = step.digest == event["digest"]
         outcome = Outcome(
             version=version.number,
             word="equal" if equal else "differs",
             asked=asked,
             layout=layout,
-            seconds=time.monotonic() - begun,
-            digest=trained.digest,
+            seconds=time.monotonic() - start_s,
+            digest=step.digest,
             recorded=event["digest"],
             lost=sum(group["lost"] is not None for group in version.entry["groups"]),
-            unchanged=trained.unchanged,
+            unchanged=step.unchanged,
         )
         if equal:
             return outcome
-        assert trained.path is not None, "rank 0 writes"
-        detail = compare.first_file(event["files"], trained.files)
-        kept = self._kept.get(version.number)
-        if kept is None:
-            gone = "its recorded files are gone, so how far is not known"
+        assert step.path is not None, "rank 0 writes"
+        detail = compare.first_file(event["files"], step.files)
+        directory = self._directories.get(version.number)
+        if directory is None:
+            unmeasured = "its recorded files are gone, so how far is not known"
             word: Word = "differs" if self._exact else "unknown"
-            return replace(outcome, word=word, detail=f"{detail}; {gone}")
-        far = compare.relative(kept, trained.path)
+            return replace(outcome, word=word, detail=f"{detail}; {unmeasured}")
+        far = compare.relative(directory, step.path)
         near = not self._exact and far <= compare.TOLERANCE
         return replace(
             outcome,
             word="close" if near else "differs",
             relative=far,
-            detail=compare.first_tensor(kept, trained.path) or detail,
+            detail=compare.first_tensor(directory, step.path) or detail,
         )
 
-    def _after(self, version: RecordedVersion, outcome: Outcome, trained: TrainedStep) -> RecordedBase | None:
+    def _after(self, version: RecordedVersion, outcome: Outcome, step: TrainedStep) -> RecordedBase | None:
         """Where the next step begins: recorded bytes, proven or kept."""
         if outcome.word == "equal":
-            assert trained.path is not None, "rank 0 writes"
-            return RecordedBase(trained.path, trained.digest)
-        if version.number in self._kept:
-            return self._placed(version.number)
+            assert step.path is not None, "rank 0 writes"
+            return RecordedBase(step.path, step.digest)
+        if version.number in self._directories:
+            return self._link(version.number)
         return None
 
     def _elsewhere(
-        self, version: RecordedVersion, base: RecordedBase, whole: RecordedBase, other: OtherLayout
+        self, version: RecordedVersion, base: RecordedBase, target: RecordedBase, variant: LayoutVariant
     ) -> Outcome:
         """The same step in another layout, from the same parent."""
-        begun = time.monotonic()
-        formed = self._pool.form(other.settings, other.world, base.path, base.digest)
-        self._held = None
-        material = self.material(version, other.settings, max(formed.cells) + 1)
-        folder, root = self._emptied("step"), self._emptied("elsewhere")
+        start_s = time.monotonic()
+        layout, cells = self._pool.form(variant.settings, variant.world, base.path, base.digest)
+        self._group = None
+        material = self.material(version, variant.settings, max(cells) + 1)
+        folder, root = self._fresh_folder("step"), self._fresh_folder("elsewhere")
         material.write(folder)
-        trained = self._pool.train(folder, root)
-        assert trained.path is not None, "rank 0 writes"
-        far = compare.relative(whole.path, trained.path)
+        step = self._pool.train(folder, root)
+        assert step.path is not None, "rank 0 writes"
+        far = compare.relative(target.path, step.path)
         return Outcome(
             version=version.number,
-            word="equal" if trained.digest == whole.digest else "close" if far <= compare.TOLERANCE else "differs",
+            word="equal" if step.digest == target.digest else "close" if far <= compare.TOLERANCE else "differs",
             asked=True,
-            layout=formed.layout,
-            seconds=time.monotonic() - begun,
-            digest=trained.digest,
-            recorded=whole.digest,
+            layout=layout,
+            seconds=time.monotonic() - start_s,
+            digest=step.digest,
+            recorded=target.digest,
             relative=far,
         )
 
     # -- folders
 
-    def _placed(self, number: int) -> RecordedBase:
-        """A kept version under its own name beside those that are trained, and the base of its adapter, which is found
-        there."""
+    def _link(self, number: int) -> RecordedBase:
+        """A version whose files are there, linked beside those that are trained, with the base of its adapter."""
         version = self._recorded.versions[number]
         digest = version.weights["digest"]
-        path = self._kept[number]
+        path = self._directories[number]
         manifest.verify(path, digest)
         if beside := base_of(path):
             linked(path.parent / beside, self._root)
         return RecordedBase(linked(path, self._root), digest)
 
     def _forget(self, base: RecordedBase, after: RecordedBase) -> None:
-        """A version that nobody begins with any more; version 0 may be the base of an adapter."""
+        """Remove a version that nobody begins with any more; version 0 may be the base of an adapter."""
         if base.path != after.path and not base.path.name.startswith("v0-"):
             shutil.rmtree(base.path, ignore_errors=True)
 
-    def _emptied(self, name: str) -> Path:
+    def _fresh_folder(self, name: str) -> Path:
         folder = self._folder / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)

@@ -12,14 +12,13 @@ from pathlib import Path
 from rich.text import Text
 
 from millrace.consumers import policy_names
-from millrace.consumers.replay import compare, same_environment
-from millrace.consumers.replay.dump import Dump, on_record
-from millrace.consumers.replay.orders import TrainedStep
-from millrace.consumers.replay.plan import Plan, asked, named, plan, spans
-from millrace.consumers.replay.prove import OtherLayout, Outcome, Prover, linked, ranks
-from millrace.consumers.replay.scratch_folder import scratch_folder
-from millrace.consumers.replay.version_history import RecordedVersion, RecordedVersions
-from millrace.consumers.replay.worker_pool import WorkerPool
+from millrace.consumers.replay.prove import compare, same_environment
+from millrace.consumers.replay.prove.plan import Plan, named, number_range, plan, spans
+from millrace.consumers.replay.prove.prover import LayoutVariant, Outcome, Prover, linked, ranks
+from millrace.consumers.replay.prove.scratch_folder import scratch_folder
+from millrace.consumers.replay.prove.step_folder import Dump, TrainedStep, on_record
+from millrace.consumers.replay.prove.version_history import RecordedVersion, RecordedVersions
+from millrace.consumers.replay.prove.worker_pool import WorkerPool
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError, ProofError
@@ -51,40 +50,40 @@ def proving(
 ) -> Iterator[tuple[Plan, Iterator[Outcome]]]:
     """The plan, and the outcomes as they come. Raises ProofError before anything is trained where versions cannot be
     trained again, or differ in what decides their bytes."""
-    recorded = RecordedVersions(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
-    kept = recorded.kept(policy_names.weights_root(settings))
-    first, last = asked(options.versions, recorded.newest)
-    _refuse_branch(recorded, settings.policy.name, range(first, last + 1))
-    chosen = plan(first, last, recorded.newest, set(kept), recorded.gone())
-    _refuse_branch(recorded, settings.policy.name, chosen.steps)
-    settings_of = _settings_of(settings, recorded, options)
-    exact = _refuse(recorded, chosen, settings_of, anyway=options.anyway)
-    other = _other(settings, options.layout)
-    size = max(*(recorded.versions[number].world for number in chosen.steps), other.world if other else 1, 1)
+    versions = RecordedVersions(History(bus, settings.namespace, settings.policy.name, claims(settings).resolve))
+    directories = versions.directories(policy_names.weights_root(settings))
+    first, last = number_range(options.versions, versions.newest)
+    _refuse_branch(versions, settings.policy.name, range(first, last + 1))
+    route = plan(first, last, versions.newest, set(directories), versions.holes())
+    _refuse_branch(versions, settings.policy.name, route.steps)
+    settings_of = _settings_of(settings, versions, options)
+    exact = _refuse(versions, route, settings_of, anyway=options.anyway)
+    layout = _other(settings, options.layout)
+    size = max(*(versions.versions[number].world for number in route.steps), layout.world if layout else 1, 1)
     reader = PlaceReader(bus, claims(settings))
     with (
         scratch_folder() as folder,
-        WorkerPool(size, settings_of(recorded.versions[chosen.first]), context) as pool,
+        WorkerPool(size, settings_of(versions.versions[route.first]), context) as pool,
     ):
         prover = Prover(
-            recorded,
-            kept,
+            versions,
+            directories,
             reader,
             pool,
             folder,
             settings_of,
             exact=exact,
-            other=other,
+            variant=layout,
             dump=Dump(options.dump) if options.dump else None,
         )
-        yield chosen, prover.run(chosen)
+        yield route, prover.run(route)
 
 
 def _settings_of(
-    settings: Settings, recorded: RecordedVersions, options: ReplayOptions
+    settings: Settings, versions: RecordedVersions, options: ReplayOptions
 ) -> Callable[[RecordedVersion], Settings]:
     """What trains a version: these settings, with the group size and shards that the policy began with."""
-    first = recorded.first
+    first = versions.first
     size = first["group_size"] or settings.policy.group_size
     shards = first["shards"] or settings.topics.shards
     base = settings.model_copy(
@@ -93,56 +92,56 @@ def _settings_of(
             "topics": settings.topics.model_copy(update={"shards": shards}),
         }
     )
-    made: dict[str, Settings] = {}
+    by_hash: dict[str, Settings] = {}
 
     def of(version: RecordedVersion) -> Settings:
         if not options.recorded:
             return base
         name = version.entry["config_hash"]
-        if name not in made:
-            made[name] = same_environment.recorded(base, version.entry)
-        return made[name]
+        if name not in by_hash:
+            by_hash[name] = same_environment.settings_of(base, version.entry)
+        return by_hash[name]
 
     return of
 
 
-def _refuse_branch(recorded: RecordedVersions, policy: str, versions: range) -> None:
+def _refuse_branch(versions: RecordedVersions, policy: str, numbers: range) -> None:
     """Raises ProofError for versions that no learner trained."""
-    theirs = [number for number in versions if recorded.versions[number].weights["selection"] is not None]
-    if theirs:
-        were = "were" if len(theirs) > 1 else "was"
+    branch_versions = [number for number in numbers if versions.versions[number].weights["selection"] is not None]
+    if branch_versions:
+        were = "were" if len(branch_versions) > 1 else "was"
         raise ProofError(
-            f"{named(theirs)} of {policy} {were} trained by `millrace replay branch` on a selection, "
+            f"{named(branch_versions)} of {policy} {were} trained by `millrace replay branch` on a selection, "
             "not by learners: make the branch again under another name, with the command that made it, and "
             'compare digests (`millrace sql "SELECT policy, version, digest FROM versions"`)'
         )
 
 
 def _refuse(
-    recorded: RecordedVersions, chosen: Plan, settings_of: Callable[[RecordedVersion], Settings], *, anyway: bool
+    versions: RecordedVersions, route: Plan, settings_of: Callable[[RecordedVersion], Settings], *, anyway: bool
 ) -> bool:
     """Whether every bit can be expected. Raises ProofError where not, unless `anyway`."""
-    known: dict[int, same_environment.Here] = {}
-    found = []
-    for number in chosen.steps:
-        version = recorded.versions[number]
+    places: dict[int, same_environment.Place] = {}
+    deviations = []
+    for number in route.steps:
+        version = versions.versions[number]
         settings = settings_of(version)
-        if id(settings) not in known:
-            known[id(settings)] = same_environment.here(settings)
-        if differences := same_environment.differences(known[id(settings)], version.entry):
-            found.append((number, differences))
-    if found and not anyway:
-        raise ProofError(same_environment.refusal(found))
-    return not found
+        if id(settings) not in places:
+            places[id(settings)] = same_environment.this_place(settings)
+        if differences := same_environment.differences(places[id(settings)], version.entry):
+            deviations.append((number, differences))
+    if deviations and not anyway:
+        raise ProofError(same_environment.refusal(deviations))
+    return not deviations
 
 
-def _other(settings: Settings, layout: str) -> OtherLayout | None:
+def _other(settings: Settings, layout: str) -> LayoutVariant | None:
     if not layout:
         return None
-    chosen = settings.model_copy(update={"learner": settings.learner.model_copy(update={"backend": layout})})
+    changed = settings.model_copy(update={"learner": settings.learner.model_copy(update={"backend": layout})})
     if ":" not in layout:
         raise ConfigError(f"--layout {layout}: write it with its ranks, such as torch:d2")
-    return OtherLayout(chosen, ranks(chosen))
+    return LayoutVariant(changed, ranks(changed))
 
 
 # -- what is printed
@@ -151,28 +150,28 @@ def _other(settings: Settings, layout: str) -> OtherLayout | None:
 def prove(settings: Settings, options: ReplayOptions, *, as_json: bool = False) -> int:
     """Prove versions of the configured policy. 0: all are equal, or as near as was asked for; 1: one is not."""
     console = Terminal()
-    found: list[Outcome] = []
-    with history(settings) as bus, proving(settings, bus, options) as (chosen, outcomes):
+    proofs: list[Outcome] = []
+    with history(settings) as bus, proving(settings, bus, options) as (route, outcomes):
         if not as_json:
-            _begin(console, settings, chosen)
+            _begin(console, settings, route)
         for outcome in outcomes:
-            found.append(outcome)
+            proofs.append(outcome)
             if not as_json:
                 console.print(_row(outcome), highlight=False, soft_wrap=True)
-    missing = sorted(set(range(chosen.first, chosen.last + 1)) - {one.version for one in found})
-    good = not missing and all(one.word in ("equal", "close") for one in found)
+    missing = sorted(set(range(route.first, route.last + 1)) - {one.version for one in proofs})
+    is_proven = not missing and all(one.word in ("equal", "close") for one in proofs)
     if as_json:
-        rows = [asdict(outcome) for outcome in found]
-        put_json({"start": chosen.start, "proven": good, "versions": rows, "untried": missing})
+        rows = [asdict(outcome) for outcome in proofs]
+        put_json({"start": route.start, "proven": is_proven, "versions": rows, "untried": missing})
     else:
-        console.print(_verdict(found, missing, good=good), highlight=False, soft_wrap=True)
-    return 0 if good else 1
+        console.print(_verdict(proofs, missing, is_proven=is_proven), highlight=False, soft_wrap=True)
+    return 0 if is_proven else 1
 
 
-def _begin(console: Terminal, settings: Settings, chosen: Plan) -> None:
-    way = f", training {spans(chosen.on_the_way)} on the way" if chosen.on_the_way else ""
-    what = spans(range(chosen.first, chosen.last + 1))
-    text = f"proving {what} of {settings.policy.name} from version {chosen.start}, which is kept{way}"
+def _begin(console: Terminal, settings: Settings, route: Plan) -> None:
+    way = f", training {spans(route.on_the_way)} on the way" if route.on_the_way else ""
+    numbers = spans(range(route.first, route.last + 1))
+    text = f"proving {numbers} of {settings.policy.name} from version {route.start}, which is kept{way}"
     console.print(Text(text), highlight=False, soft_wrap=True)
     console.print(Text(f"{'version':>8}  {'result':<8} {'layout':<14} {'seconds':>7}  digest", style="dim"))
 
@@ -196,12 +195,12 @@ def _row(outcome: Outcome) -> Text:
     return text
 
 
-def _verdict(found: list[Outcome], missing: list[int], *, good: bool) -> Text:
-    wrong = [outcome for outcome in found if outcome.word not in ("equal", "close")]
-    seconds = sum(outcome.seconds for outcome in found)
-    equal = len({outcome.version for outcome in found if outcome.word == "equal" and outcome.asked})
-    if good:
-        near = [outcome for outcome in found if outcome.word == "close"]
+def _verdict(outcomes: list[Outcome], missing: list[int], *, is_proven: bool) -> Text:
+    wrong = [outcome for outcome in outcomes if outcome.word not in ("equal", "close")]
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    equal = len({outcome.version for outcome in outcomes if outcome.word == "equal" and outcome.asked})
+    if is_proven:
+        near = [outcome for outcome in outcomes if outcome.word == "close"]
         more = f", {len(near)} within the tolerance of one step" if near else ""
         many = "1 version is" if equal == 1 else f"{equal} versions are"
         return Text(f"proven: {many} equal bit for bit{more} ({seconds:.1f} s)", "bold green")
@@ -212,35 +211,35 @@ def _verdict(found: list[Outcome], missing: list[int], *, good: bool) -> Text:
     return Text(text, "bold red")
 
 
-def train_dumped(settings: Settings, folder: Path, *, anyway: bool = False, as_json: bool = False) -> int:
+def train_dump(settings: Settings, folder: Path, *, anyway: bool = False, as_json: bool = False) -> int:
     """Train a dumped step again. 0: bit for bit what is on record; 1: not."""
-    with scratch_folder() as private:
-        found = load(folder, settings, private, anyway=anyway)
+    with scratch_folder() as scratch:
+        outcome = load(folder, settings, scratch, anyway=anyway)
     if as_json:
-        put_json(_as_json(found))
+        put_json(_as_json(outcome))
     else:
-        Terminal().print(_loaded(found), highlight=False, soft_wrap=True)
-    return 0 if found.equal else 1
+        Terminal().print(_dump_text(outcome), highlight=False, soft_wrap=True)
+    return 0 if outcome.equal else 1
 
 
-def _as_json(found: Loaded) -> dict[str, object]:
+def _as_json(outcome: DumpOutcome) -> dict[str, object]:
     return {
-        "version": found.entry["version"],
-        "equal": found.equal,
-        "digest": found.trained.digest,
-        "recorded": found.entry["digest"],
-        "detail": found.detail,
-        "differences": found.differences,
-        "metrics": dict(found.trained.metrics),
-        "recorded_metrics": dict(found.entry["metrics"]),
+        "version": outcome.entry["version"],
+        "equal": outcome.equal,
+        "digest": outcome.trained.digest,
+        "recorded": outcome.entry["digest"],
+        "detail": outcome.detail,
+        "differences": outcome.differences,
+        "metrics": dict(outcome.trained.metrics),
+        "recorded_metrics": dict(outcome.entry["metrics"]),
     }
 
 
-def _loaded(found: Loaded) -> Text:
-    version, recorded, now = found.entry["version"], found.entry["metrics"], found.trained.metrics
-    text = Text(f"version {version} as {found.layout} in {found.seconds:.2f} s: ")
-    text.append("equal bit for bit\n" if found.equal else f"differs: {found.detail}\n", COLOURS[_word(found)])
-    for difference in found.differences:
+def _dump_text(outcome: DumpOutcome) -> Text:
+    version, recorded, now = outcome.entry["version"], outcome.entry["metrics"], outcome.trained.metrics
+    text = Text(f"version {version} as {outcome.layout} in {outcome.seconds:.2f} s: ")
+    text.append("equal bit for bit\n" if outcome.equal else f"differs: {outcome.detail}\n", COLOURS[_word(outcome)])
+    for difference in outcome.differences:
         text.append(f"here {difference}\n", "yellow")
     for name in sorted({*recorded, *now}):
         if name in recorded and name in now and not name.startswith("timings_"):
@@ -250,12 +249,12 @@ def _loaded(found: Loaded) -> Text:
     return text
 
 
-def _word(found: Loaded) -> str:
-    return "equal" if found.equal else "differs"
+def _word(outcome: DumpOutcome) -> str:
+    return "equal" if outcome.equal else "differs"
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class DumpOutcome:
     """What training a dumped step gave. differences: by what this place differs from the one on record; detail: the
     first file that differs, empty where none does."""
 
@@ -274,15 +273,15 @@ class Loaded:
 
 def load(
     folder: Path, settings: Settings, scratch: Path, *, anyway: bool = False, context: BaseContext | None = None
-) -> Loaded:
+) -> DumpOutcome:
     """Train the step in `folder`; what is written goes under `scratch`, an empty folder.
 
     The configuration is the recorded one, where the step says it. anyway: train where something else differs from the
     record. Raises ProofError for what is no step, or differs."""
     entry, files, start = on_record(folder)
     if entry["config"]:
-        settings = same_environment.recorded(settings, entry)
-    differences = same_environment.differences(same_environment.here(settings), entry)
+        settings = same_environment.settings_of(settings, entry)
+    differences = same_environment.differences(same_environment.this_place(settings), entry)
     if differences and not anyway:
         raise ProofError(same_environment.refusal([(entry["version"], differences)]))
     root = scratch / "versions"
@@ -293,7 +292,7 @@ def load(
     world = len(entry["ranks"])
     start_s = time.monotonic()
     with WorkerPool(world, settings, context) as pool:
-        formed = pool.form(settings, world, root / start.name, digest)
+        layout, _ = pool.form(settings, world, root / start.name, digest)
         trained = pool.train(folder, root)
     detail = "" if trained.digest == entry["digest"] else compare.first_file(files, trained.files)
-    return Loaded(entry, trained, formed.layout, time.monotonic() - start_s, differences, detail)
+    return DumpOutcome(entry, trained, layout, time.monotonic() - start_s, differences, detail)

@@ -96,11 +96,11 @@ class RecordedVersions:
         entry = version.entry
         return entry["version"] - 1 - entry["eta"] if order.masks_head(entry["seq_lo"]) else None
 
-    def gone(self) -> set[int]:
+    def holes(self) -> set[int]:
         """Versions of whose trained samples retention has taken some."""
-        return {number for number, version in self.versions.items() if self._lost(version.entry)}
+        return {number for number, version in self.versions.items() if self._lacks_samples(version.entry)}
 
-    def _lost(self, entry: LedgerEntry) -> bool:
+    def _lacks_samples(self, entry: LedgerEntry) -> bool:
         topic = self._history.names[TRAJECTORIES]
         return any(
             place["topic"] != topic or place["offset"] < self._starts.get(place["partition"], 1 << 62)
@@ -109,14 +109,14 @@ class RecordedVersions:
             for place in group["trajectories"]
         )
 
-    def kept(self, root: Path) -> Mapping[int, Path]:
+    def directories(self, root: Path) -> Mapping[int, Path]:
         """Directories of the versions whose files are there, by version."""
-        found = {number: directory_of(version.weights, root) for number, version in self.versions.items()}
-        return {number: path for number, path in found.items() if path is not None}
+        directories = {number: directory_of(version.weights, root) for number, version in self.versions.items()}
+        return {number: path for number, path in directories.items() if path is not None}
 
 
 @contextmanager
-def believed(entry: LedgerEntry) -> Iterator[None]:
+def refusing_forgeries(entry: LedgerEntry) -> Iterator[None]:
     """Inside, whatever no learner can have written into an entry becomes a ProofError that names its version."""
     try:
         yield
