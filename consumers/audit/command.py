@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from millrace.consumers.audit.folds import production
+from millrace.consumers.audit.law import AuditReport, LawFinding, Violation
 from millrace.consumers.audit.run import audit
-from millrace.consumers.audit.stages import production
-from millrace.consumers.audit.verdict import AuditReport, LawFinding, Violation
 from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history

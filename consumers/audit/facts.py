@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.history.timeline import Timeline
 from millrace.infra.log.topics import stages_of, turns_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Prompt, Resolution, WeightVersion

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any, NamedTuple
 
-from millrace.consumers.audit.differs import differing
-from millrace.consumers.audit.envelopes import REPLACED
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.laws.events import REPLACED
 from millrace.consumers.audit.turn_outputs import Output, TurnOutputs, Where, digest
 from millrace.consumers.audit.walk import Walk
 from millrace.infra.errors import ClaimError
@@ -220,3 +220,24 @@ def _common(gives: Sequence[int | None], there: Sequence[Output]) -> list[tuple[
     """Positions of digests that both hold, in one order."""
     blocks = SequenceMatcher(None, gives, [each.digest for each in there], autojunk=False).get_matching_blocks()
     return [(a + n, b + n) for a, b, size in blocks for n in range(size)]
+
+
+SHOWN = 5
+
+
+def differing(expected: Any, actual: Any) -> list[str]:
+    """Paths of the first few fields that differ: `rewards[0].value`."""
+    return list(islice(_paths(expected, actual, ""), SHOWN))
+
+
+def _paths(expected: Any, actual: Any, at: str) -> Iterator[str]:
+    if expected == ANYWHERE:
+        return
+    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
+        for key, value in expected.items():
+            yield from _paths(value, actual[key], f"{at}.{key}" if at else key)
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for n, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from _paths(one, other, f"{at}[{n}]")
+    elif expected != actual and (expected == expected or actual == actual):
+        yield at or "all of it"

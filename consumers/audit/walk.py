@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from millrace.consumers.audit.rows import Row, SealedSample
+from millrace.consumers.audit.law import SealedSample
 from millrace.infra.errors import AuditError, ClaimError
 from millrace.infra.log.base import Bus, Place, Record
 from millrace.infra.log.history.extent import Extent
 from millrace.infra.log.history.kinds import TURNS
 from millrace.infra.log.history.reader import History, Stretch, Unreadable, left_out
-from millrace.infra.log.history.rows import Resolve
+from millrace.infra.log.history.rows import Resolve, Row
 from millrace.schemas.errors import SchemaError
 
 if TYPE_CHECKING:

@@ -67,10 +67,6 @@ class AtroposWriter(ExportLayout):
     help = "Atropos ScoredDataGroup, a group a row: exact tokens, masks as labels, scores, inference_logprobs, messages"
     has_tokens = True
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a row is a group."""
-        return []
-
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample
     ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:

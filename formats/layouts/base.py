@@ -101,8 +101,8 @@ def named(value: Any) -> Content:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-class ExportLayout(ABC):
-    """One way of writing samples. A subclass says `rows`, or `pairs` of whole groups by overriding `group`."""
+class ExportLayout:
+    """One way of writing samples. A subclass gives the `rows` of each sample, or those of a whole `group`."""
 
     name: ClassVar[str]
     """what `--layout` calls it"""
@@ -114,9 +114,9 @@ class ExportLayout(ABC):
     has_tokens: ClassVar[bool] = False
     """whether its rows hold the exact tokens"""
 
-    @abstractmethod
     def rows(self, sample: ExportedSample) -> list[Content]:
-        """The rows of one sample. Raises Unsayable where the layout has no place for it."""
+        """The rows of one sample; none where a row is a group. Raises Unsayable where the layout has no place for it."""
+        return []
 
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample

@@ -120,7 +120,7 @@ class PreferencePair:
     tools: list[Content]
 
 
-def paired(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
+def pair_of(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
     """The pair of a group; None where there is none, and then every sample of it is refused. Those between the best and
     the worst are refused as `not_in_pair`."""
     rewarded: list[_Rewarded] = []
@@ -155,45 +155,39 @@ class PreferenceWriter(ExportLayout):
     name = "trl-preference"
     help = "TRL preference (prompt, chosen, rejected), a group a row: best over worst, for DPOTrainer"
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a pair needs a group."""
-        return []
-
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample
     ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """The group's pair."""
-        pair = paired(samples, refuse)
-        if pair is not None:
-            row = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-            scores = {"score_chosen": pair.best.judged(), "score_rejected": pair.worst.judged()}
-            yield [pair.best, pair.worst], [row | scores | {"tools": tools_text(pair.tools)}]
+        pair = pair_of(samples, refuse)
+        if pair is None:
+            return
+        try:
+            row = self.row(pair)
+        except Unsayable as error:
+            refuse(pair.best, error)
+            refuse(pair.worst, error)
+        else:
+            yield [pair.best, pair.worst], [row]
+
+    def row(self, pair: PreferencePair) -> Content:
+        """The row of a pair. Raises Unsayable where the layout has no place for it."""
+        row = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+        scores = {"score_chosen": pair.best.judged(), "score_rejected": pair.worst.judged()}
+        return row | scores | {"tools": tools_text(pair.tools)}
 
 
-class OpenAIPreferenceWriter(ExportLayout):
-    """One row a group: input, preferred_output, non_preferred_output."""
+class OpenAIPreferenceWriter(PreferenceWriter):
+    """The same in OpenAI's words, where both outputs are one message of the assistant, as the platform wants them."""
 
     name = "openai-preference"
     help = "OpenAI preference fine-tuning, a group a row: best over worst; one reply each"
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a pair needs a group."""
-        return []
-
-    def group(
-        self, samples: Sequence[ExportedSample], refuse: RefuseSample
-    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
-        """The group's pair, where both outputs are one message of the assistant, as the platform wants them."""
-        pair = paired(samples, refuse)
-        if pair is None:
-            return
+    def row(self, pair: PreferencePair) -> Content:
         if len(pair.chosen) > 1 or len(pair.rejected) > 1:
-            for sample in (pair.best, pair.worst):
-                refuse(sample, Unsayable("several_replies", "an output here is one message"))
-            return
-        row = {
+            raise Unsayable("several_replies", "an output here is one message")
+        return {
             "input": {"messages": without_reasoning(pair.prompt), **tools_key(pair.tools), "parallel_tool_calls": True},
             "preferred_output": without_reasoning(pair.chosen),
             "non_preferred_output": without_reasoning(pair.rejected),
         }
-        yield [pair.best, pair.worst], [row]

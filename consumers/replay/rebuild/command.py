@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.consumers.audit.command import progress, spot
-from millrace.consumers.audit.stages import production
+from millrace.consumers.audit.folds import production
 from millrace.consumers.replay.rebuild.law import DERIVED, Difference, TopicTally
 from millrace.consumers.replay.rebuild.run import RebuildReport, RebuildRequest, rebuild
 from millrace.infra.config import Settings

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.consumers.audit.facts import Facts, PlaceIndex
-from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row, SealedSample
+from millrace.consumers.audit.law import Law, SealedSample
 from millrace.infra.log.base import Place
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.records import Completion, DeadLetter, Decision, Event, SealedReward, Trajectory
 
 CLOSES = frozenset({"superseded", "failed_sample"})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.audit import audit, folds
-from millrace.consumers.audit.stages import production
+from millrace.consumers.audit.folds import production
 from millrace.infra.config import Governance, Settings
 from millrace.infra.errors import ReplayError, UnreachableError
 from millrace.infra.stages.base import Stage

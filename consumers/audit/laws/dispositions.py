@@ -12,9 +12,9 @@ import numpy as np
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row, place_of
 from millrace.consumers.audit.turn_outputs import digest
 from millrace.infra.log.base import Record
+from millrace.infra.log.history.rows import Mark, Row, place_of
 from millrace.schemas.records import DeadLetter, Event, Turn
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.records import Completion, Decision, Grant, Prompt, Resolution
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.audit import LawFinding, audit
-from millrace.consumers.audit import files as audit_files
+from millrace.consumers.audit.laws import weights as audit_files
 from millrace.trainers.weights.manifest import NAME, Manifest
 from tests.support.history import History
 from tests.support.history_log import NS

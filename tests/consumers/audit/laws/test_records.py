@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.audit import AuditReport
 from millrace.consumers.audit.command import cost, progress
-from millrace.consumers.audit.records import BLIND, ENDLESS
+from millrace.consumers.audit.laws.records import BLIND, ENDLESS
 from millrace.infra.terminal import Terminal
 from tests.support.corruptions.tally import HISTORIES
 from tests.support.whole import KINDS, Whole, whole

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.score_ids import stored_id
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.records import Evaluation, LedgerEntry
 
 
