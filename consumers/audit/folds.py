@@ -61,7 +61,7 @@ class Folds(Law):
 
     def event(self, row: Row[Event]) -> None:
         if row.name == "Event":
-            self._again.governed(row.record)
+            self._again.note_governance(row.record)
 
     def record(self, kind: str, record: Record) -> None:
         self._again.written.add(kind, record)
@@ -155,7 +155,7 @@ class Folds(Law):
                 self.fail(message, place, mark, **ids)
                 continue
             self.finding.checked += 1
-            said = known.difference(known.expected(emit, scope, places, header), emit, place, output)
+            said = known.difference(known.record_of(emit, scope, places, header), emit, place, output)
             if said not in (None, UNREADABLE):  # the law about records names what cannot be read
                 self.fail(said, place, mark, **ids)
         for (kind, partition), count in missing.items():
@@ -189,7 +189,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def production(settings: Settings, held: ExitStack) -> Makers:
+def production(settings: Settings, stack: ExitStack) -> Makers:
     """Makers of the three stages. The detectors run in a process of their own, which ends with `held`."""
 
     def refine(facts: Facts) -> Stage:
@@ -202,7 +202,7 @@ def production(settings: Settings, held: ExitStack) -> Makers:
             )
         keep_rules(settings.home)
         detectors = Guarded(DETECTORS)
-        held.callback(detectors.close)
+        stack.callback(detectors.close)
         return refine_of(settings, detectors, claims(settings))
 
     return {

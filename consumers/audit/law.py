@@ -21,7 +21,7 @@ from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.records import Event, Lineage, Trajectory
 
-BARRED = frozenset({"denied", "audit_only"})
+INELIGIBLE = frozenset({"denied", "audit_only"})
 """eligibilities that never train"""
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -78,7 +78,7 @@ class SealedSample:
         return ids
 
 
-KEPT = 50
+LIST_LIMIT = 50
 """violations kept a law; the rest are counted"""
 
 
@@ -123,7 +123,7 @@ class LawFinding:
     def add(self, violation: Violation) -> None:
         """Count a violation and keep it if there is room."""
         self.broken += 1
-        if len(self.violations) < KEPT:
+        if len(self.violations) < LIST_LIMIT:
             self.violations.append(violation)
 
     def as_json(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def audit(
     watch: is told how far it is. Raises AuditError when there is nothing to
     audit, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved, root)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved, root)
     laws = [law(facts) for law in (*LAWS, *((Files,) if files else ()))]
     if makers:
         laws.append(Folds(facts, walk, makers))

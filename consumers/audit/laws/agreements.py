@@ -13,7 +13,7 @@ from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.records import Completion, Decision, Grant, Prompt, Resolution
 
 
-class _Asked(NamedTuple):
+class _PromptTerms(NamedTuple):
     """What a prompt asks for; what it leaves open is the policy's own."""
 
     task: int
@@ -35,7 +35,7 @@ class _Terms(NamedTuple):
     deadline: int | None
 
 
-class _Resolved(NamedTuple):
+class _Resolution(NamedTuple):
     kind: str
     terms: _Terms
     time: int
@@ -54,12 +54,12 @@ class Agreements(Law):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._prompts: dict[str, tuple[Mark, set[_Asked]]] = {}
+        self._prompts: dict[str, tuple[Mark, set[_PromptTerms]]] = {}
         """by id, which several may share"""
         self._number: tuple[int, Mark] | None = None
         self._asked: dict[str, tuple[str, str]] = {}
-        self._resolved: dict[int, _Resolved] = {}
-        self._ready: dict[str, _Resolved] = {}
+        self._resolved: dict[int, _Resolution] = {}
+        self._ready: dict[str, _Resolution] = {}
         self._matched: set[str] = set()
         self._lost = 0
 
@@ -73,7 +73,7 @@ class Agreements(Law):
             self.fail(message, self._number[1], row, prompt=row["id"])
         if self._number is None or row["number"] > self._number[0]:
             self._number = (row["number"], row.mark)
-        asked = _Asked(hash(row["task"]), row["group_size"], tuple(row["awaits"]))
+        asked = _PromptTerms(hash(row["task"]), row["group_size"], tuple(row["awaits"]))
         self._prompts.setdefault(row["id"], (row.mark, set()))[1].add(asked)
 
     def decision(self, row: Row[Decision]) -> None:
@@ -94,7 +94,7 @@ class Agreements(Law):
         if row["reason"] is None and row["kind"] not in ("ready", "failed"):
             self.fail(f"a {row['kind']} group has no reason", row, group=row["group"])
         terms = _Terms(row["prompt_id"], row["size"], row["min_version"], row["deadline"])
-        kept = _Resolved(row["kind"], terms, row["time"], row["group"], _copied(row), row.mark)
+        kept = _Resolution(row["kind"], terms, row["time"], row["group"], _common_values(row), row.mark)
         if row["ticket"] is not None and row["solicited"]:
             self._resolved.setdefault(row["ticket"], kept)
         if row["kind"] == "ready":
@@ -118,69 +118,69 @@ class Agreements(Law):
             self.fail(f"a grant is of policy {row['policy']}", row, ticket=ticket)
         if self.facts.begins_at_zero("prompts"):
             self._of_prompt(row)
-        samples, wanted = row["samples"], range(row["group_size"])  # a size may be any number: no list is as long
-        every = len(samples) == row["group_size"] and all(map(operator.eq, samples, wanted))
-        if not (every or row["round"]) or not all(sample in wanted for sample in samples):
+        samples, numbers = row["samples"], range(row["group_size"])  # a size may be any number: no list is as long
+        every = len(samples) == row["group_size"] and all(map(operator.eq, samples, numbers))
+        if not (every or row["round"]) or not all(sample in numbers for sample in samples):
             self.fail(f"ticket {ticket} grants other samples than its group has", row, ticket=ticket)
-        found = self._resolved.get(ticket)
-        if found is None:
+        resolution = self._resolved.get(ticket)
+        if resolution is None:
             return
-        granted = _Terms(row["prompt_id"], row["group_size"], row["min_version"], row["deadline"])
-        for field, mine, theirs in zip(_Terms._fields, granted, found.terms, strict=True):
-            if mine != theirs:
-                message = f"ticket {ticket} was granted with {field} {mine} and resolved with {theirs}"
-                self.fail(message, row, found.mark, ticket=ticket)
-        if found.time < row["time"]:
-            self.fail(f"ticket {ticket} was resolved before it was granted", row, found.mark, ticket=ticket)
-        if found.kind == "expired" and found.time < row["lease_until"]:
-            self.fail(f"ticket {ticket} expired before its lease ended", row, found.mark, ticket=ticket)
+        terms = _Terms(row["prompt_id"], row["group_size"], row["min_version"], row["deadline"])
+        for field, grant_value, resolution_value in zip(_Terms._fields, terms, resolution.terms, strict=True):
+            if grant_value != resolution_value:
+                message = f"ticket {ticket} was granted with {field} {grant_value} and resolved with {resolution_value}"
+                self.fail(message, row, resolution.mark, ticket=ticket)
+        if resolution.time < row["time"]:
+            self.fail(f"ticket {ticket} was resolved before it was granted", row, resolution.mark, ticket=ticket)
+        if resolution.kind == "expired" and resolution.time < row["lease_until"]:
+            self.fail(f"ticket {ticket} expired before its lease ended", row, resolution.mark, ticket=ticket)
 
     def _of_prompt(self, row: Row[Grant]) -> None:
-        ticket, found = row["ticket"], self._prompts.get(row["prompt_id"])
-        if found is None:
+        ticket, prompt = row["ticket"], self._prompts.get(row["prompt_id"])
+        if prompt is None:
             self.fail(f"ticket {ticket} is for prompt {row['prompt_id']}, which was never asked", row, ticket=ticket)
-        elif not any(asked.gives(row) for asked in found[1]):
+        elif not any(wish.gives(row) for wish in prompt[1]):
             message = f"ticket {ticket} is for another task, group size or other rewards than its prompt"
-            self.fail(message, found[0], row, ticket=ticket)
+            self.fail(message, prompt[0], row, ticket=ticket)
 
     def completion(self, row: Row[Completion]) -> None:
         if row["policy"] != self.facts.policy:
             self.fail(f"a completion is of policy {row['policy']}", row, group=row["group"])
         if row["kind"] == "progress":
             return
-        wrong = _uneven(row)
+        wrong = _flaw(row)
         if wrong:
             self.fail(f"a completion {wrong}", row, group=row["group"])
         ready = self._ready.get(row["group"])
         if ready is None or row["kind"] not in ("complete", "unsolicited"):
             return
         self._matched.add(row["group"])
-        if _copied(row) != ready.copied:
+        if _common_values(row) != ready.copied:
             message = "a group is ready with other samples, tokens or rewards than it was completed with"
             self.fail(message, row, ready.mark, group=row["group"])
 
     def finish(self) -> None:
-        whole = self.facts.begins_at_zero("completions")
+        has_beginning = self.facts.begins_at_zero("completions")
         for group, ready in self._ready.items():
-            if group not in self._matched and whole:
+            if group not in self._matched and has_beginning:
                 self.fail("a group is ready that was never said to be complete", ready.mark, group=group)
 
 
-def _copied(row: Row[Completion] | Row[Resolution]) -> str:
+def _common_values(row: Row[Completion] | Row[Resolution]) -> str:
     """What a resolution takes over from the completion that it answers, as one text: NaN equals NaN in it."""
-    copied = [row["group"], row["trajectories"], row["tokens"], row["rewards"], row["v_head"], row["v_tail"]]
-    return repr([*copied, row["size"]])
+    values = [row["group"], row["trajectories"], row["tokens"], row["rewards"], row["v_head"], row["v_tail"]]
+    return repr([*values, row["size"]])
 
 
-def _uneven(row: Row[Completion]) -> str:
+def _flaw(row: Row[Completion]) -> str:
     """What is wrong inside a completion; empty when nothing is."""
     counts = {len(row["samples"]), len(row["tokens"]), len(row["rewards"])}
     if row["kind"] != "top_up":
         counts.add(len(row["trajectories"]))
     if len(counts) != 1:
         return "does not list tokens and rewards of each sample"
-    named = sorted([*row["samples"], *row["missing"]])
-    if len(named) != row["size"] or named != list(range(len(named))):
+    numbers = sorted([*row["samples"], *row["missing"]])
+    if len(numbers) != row["size"] or numbers != list(range(len(numbers))):
         return f"of {row['size']} samples names {row['samples']} and misses {row['missing']}"
     if row["kind"] in ("complete", "unsolicited") and not row["samples"]:
         return "without samples is called complete"

@@ -151,12 +151,12 @@ class Dispositions(Law):
             self._end(offset, self._open.pop(offset))
         numbers = {source: sorted(seqs) for source, seqs in self._numbers.items()}
         folds = self._folds[partition]
-        done = max((fold.last for fold in folds), default=-1)
+        end = max((fold.last for fold in folds), default=-1)
         if not self.facts.starts["turns.refine"]:
-            done = max(self._ended, default=-1)
+            end = max(self._ended, default=-1)
         duplicates, waiting = [], []
         for offset, raw in self._open.items():
-            if offset > done:
+            if offset > end:
                 self._counts["in flight"] += 1
                 waiting.append(raw)
             elif offset < self._floor:
@@ -167,10 +167,10 @@ class Dispositions(Law):
                 self.fail("a raw event was folded but became nothing", raw.mark, event=raw.id)
         self._counts["duplicates"] += len(duplicates)
         self._keeps_up(partition, waiting)
-        for mark in self._contents.changed():
+        for mark in self._contents.changes():
             self.fail("a source sent one of its numbers twice, with other content one time", mark)
         self._skips(partition, duplicates)
-        self._unmatched(partition)
+        self._check_orphans(partition)
         self._begin()
 
     def _keeps_up(self, partition: int, waiting: list[_Raw]) -> None:
@@ -189,19 +189,19 @@ class Dispositions(Law):
         duplicates.sort()
         start = self.facts.starts["raw"].get(partition, 0)
         for fold in self._folds[partition]:
-            found = bisect_right(duplicates, fold.last) - bisect_left(duplicates, fold.first)
-            if fold.first >= max(start, self._floor) and found != fold.skipped:
-                message = f"a turn skipped {fold.skipped} duplicates of offsets {fold.first} to {fold.last}: {found}"
+            count = bisect_right(duplicates, fold.last) - bisect_left(duplicates, fold.first)
+            if fold.first >= max(start, self._floor) and count != fold.skipped:
+                message = f"a turn skipped {fold.skipped} duplicates of offsets {fold.first} to {fold.last}: {count}"
                 self.fail(f"{message} lie there", fold.mark)
 
-    def _unmatched(self, partition: int) -> None:
+    def _check_orphans(self, partition: int) -> None:
         """Events whose raw event had another event already, or is not there."""
-        ended, start = sorted(self._ended), self.facts.starts["raw"].get(partition, 0)
+        offsets, start = sorted(self._ended), self.facts.starts["raw"].get(partition, 0)
         for offset, mark in self._orphans:
             place = mark.place._replace(topic=self.facts.topics["raw"], offset=offset)
             if offset < start:
                 self._counts["before the raw kept"] += 1
-            elif _holds(ended, offset):
+            elif _holds(offsets, offset):
                 self.fail("a raw event became two events", place, mark)
             else:
                 self.fail("an event names a raw event that does not exist", mark, place)
@@ -223,13 +223,13 @@ class _Contents:
         self._times.append(record.timestamp)
         self._first = self._first or record
 
-    def changed(self) -> Iterator[Mark]:
+    def changes(self) -> Iterator[Mark]:
         """Records whose content differs from what was sent before under the same number."""
         rows = np.array(self._rows, np.uint64).reshape(-1, 3)
         order = np.lexsort((rows[:, 2], rows[:, 0]))
         rows = rows[order]
-        same = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] != rows[:-1, 1])
-        for at in np.flatnonzero(same) + 1:
+        differs = (rows[1:, 0] == rows[:-1, 0]) & (rows[1:, 1] != rows[:-1, 1])
+        for at in np.flatnonzero(differs) + 1:
             assert self._first is not None
             place = self._first.place._replace(offset=int(rows[at, 2]))
             yield Mark(place, self._times[int(order[at])])

@@ -23,8 +23,8 @@ UNFOLDABLE = "unfoldable"
 REFUSES = frozenset({"unknown_policy", "out_of_bounds", "too_many_attempts", "wrong_group", "bad_sample", UNFOLDABLE})
 """dead letters of seal at an attempt's start that say why it never began. Its end needs none of its own: where the
 group was sealed meanwhile, nobody knows of either any more"""
-REFUSED = "refused"
-UNCOUNTED = frozenset({"orphan", "after_end", UNFOLDABLE})
+REFUSAL = "refused"
+EXCLUSIONS = frozenset({"orphan", "after_end", UNFOLDABLE})
 """dead letters of seal at a model call that is in no sample"""
 ROUNDS = 4
 """a group is open for at most this many times its patience: once, and again for each top-up"""
@@ -34,7 +34,7 @@ TRAINS = frozenset({"completed", "truncated"})
 
 
 @dataclass(slots=True)
-class _Sealed:
+class _SampleFacts:
     """What a sample said, until its events are seen."""
 
     mark: Mark
@@ -66,7 +66,7 @@ class Episodes(Law):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._sealed: dict[str, _Sealed] = {}
+        self._sealed: dict[str, _SampleFacts] = {}
         self._named = PlaceIndex()
         self._letters: dict[tuple[int, int], list[str]] = {}
         self._open: dict[str, _Open] = {}
@@ -97,10 +97,10 @@ class Episodes(Law):
         for call in sample.calls:
             if call is None:
                 continue
-            theirs = _whose(call)
-            other = [name for name, mine in _sealed_for(row).items() if theirs[name] != mine]
-            if other:
-                self.fail(f"a sample holds a model call of another {', '.join(other)}", row, call, **sample.ids)
+            call_fields = _envelope_of(call)
+            names = [name for name, value in _sealed_for(row).items() if call_fields[name] != value]
+            if names:
+                self.fail(f"a sample holds a model call of another {', '.join(names)}", row, call, **sample.ids)
         if row["policy"] != self.facts.policy:
             self.fail(f"a sample of policy {row['policy']} lies here", row, **sample.ids)
 
@@ -111,8 +111,8 @@ class Episodes(Law):
         id = row["id"]
         if id in self._sealed:
             self.fail("an episode has two samples", self._sealed[id].mark, row, trajectory=id)
-        rewards = {r["reward_id"]: _judged(r) for r in row["rewards"]}
-        self._sealed[id] = _Sealed(row.mark, row["sealed_at"], rewards, row["group"], row["status"] == "abandoned")
+        rewards = {r["reward_id"]: _verdict_of(r) for r in row["rewards"]}
+        self._sealed[id] = _SampleFacts(row.mark, row["sealed_at"], rewards, row["group"], row["status"] == "abandoned")
         for place in row["events"]:
             self._named.add(Place(place["topic"], place["partition"], place["offset"]), 0)
         problem = _sum(row)
@@ -131,9 +131,9 @@ class Episodes(Law):
             return
         match row["kind"]:
             case "episode_started" if row["trajectory"] == row["root_trajectory"]:
-                self._started(row)
+                self._start(row)
             case "episode_ended" if row["trajectory"] == row["root_trajectory"]:
-                self._ended(row)
+                self._end(row)
             case "model_call":
                 self._call(row)
             case "reward":
@@ -142,52 +142,52 @@ class Episodes(Law):
     def _reasons(self, row: Row[Event]) -> list[str]:
         return self._letters.get((row.place.partition, row.place.offset), [])
 
-    def _started(self, row: Row[Event]) -> None:
+    def _start(self, row: Row[Event]) -> None:
         self.finding.checked += 1
         root, reasons = row["root_trajectory"], self._reasons(row)
         before = self._open.get(root)
-        if row["body_encoding"] != "plain" or "duplicate_start" in reasons or (before and before.fate != REFUSED):
+        if row["body_encoding"] != "plain" or "duplicate_start" in reasons or (before and before.fate != REFUSAL):
             return
-        known = _Open(row.mark, row["log_time"] or 0, row.body["reward_deadline_ms"] * 1000)
-        known.fate = next((reason for reason in reasons if reason in CLOSES), "")
+        episode = _Open(row.mark, row["log_time"] or 0, row.body["reward_deadline_ms"] * 1000)
+        episode.fate = next((reason for reason in reasons if reason in CLOSES), "")
         if REFUSES.intersection(reasons):
-            known.fate = REFUSED
+            episode.fate = REFUSAL
         elif root in self._sealed:
-            known.fate = "sealed"
-        self._open[root] = known
+            episode.fate = "sealed"
+        self._open[root] = episode
 
-    def _ended(self, row: Row[Event]) -> None:
-        known = self._open.get(row["root_trajectory"])
+    def _end(self, row: Row[Event]) -> None:
+        episode = self._open.get(row["root_trajectory"])
         reasons = self._reasons(row)
-        if known is None:
-            if not reasons and row["root_trajectory"] not in self._sealed and self._whole(row):
+        if episode is None:
+            if not reasons and row["root_trajectory"] not in self._sealed and self._has_beginning(row):
                 self.fail("an episode ended that never started", row, trajectory=row["root_trajectory"])
         elif "after_end" not in reasons and UNFOLDABLE not in reasons:
-            known.ended = True
-            known.fate = known.fate or next((reason for reason in reasons if reason in CLOSES), "")
+            episode.ended = True
+            episode.fate = episode.fate or next((reason for reason in reasons if reason in CLOSES), "")
 
     def _call(self, row: Row[Event]) -> None:
         self.finding.facts["calls"] = self.finding.facts.get("calls", 0) + 1
         count, root = len(self._named.take(row.place)), row["root_trajectory"]
         if count > 1:
             self.fail(f"a model call is in {count} samples", row, trajectory=root, event=row["id"])
-        if count and UNCOUNTED.intersection(self._reasons(row)):
+        if count and EXCLUSIONS.intersection(self._reasons(row)):
             self.fail("a model call is in a sample and has a dead letter", row, trajectory=root, event=row["id"])
-        known = self._open.get(root)
-        if count or known is None or known.fate != "sealed" or known.ended or row["body_encoding"] != "plain":
+        episode = self._open.get(root)
+        if count or episode is None or episode.fate != "sealed" or episode.ended or row["body_encoding"] != "plain":
             return
-        sealed = self._sealed[root]
+        sample = self._sealed[root]
         # An end comes behind its calls, and sealing behind the end, however little time passes.
-        in_time = (row["log_time"] or 0) < sealed.at + (0 if sealed.given_up else 1)
+        in_time = (row["log_time"] or 0) < sample.at + (0 if sample.given_up else 1)
         if in_time and not self._reasons(row):
-            self.fail("a model call of an episode is not in its sample", sealed.mark, row, trajectory=root)
+            self.fail("a model call of an episode is not in its sample", sample.mark, row, trajectory=root)
 
     def _reward(self, row: Row[Event]) -> None:
         if row["body_encoding"] != "plain" or UNFOLDABLE in self._reasons(row):
             return
         body = row.body
         if body["replay"] is not None:
-            self._replayed(row)
+            self._replay_reward(row)
             return
         writer = row["source"] if row["source_seq"] is None else "a gateway"
         first = self._writers.setdefault(body["source"], (writer, row.mark))
@@ -196,16 +196,16 @@ class Episodes(Law):
             self.fail(message, first[1], row, event=row["id"])
         if body["target_kind"] == "group":
             self._shared.add(body["reward_id"])
-        sealed = self._sealed.get(row["root_trajectory"])
-        said = sealed.rewards.get(body["reward_id"]) if sealed else None
-        if sealed is None or said is None:
+        sample = self._sealed.get(row["root_trajectory"])
+        verdict = sample.rewards.get(body["reward_id"]) if sample else None
+        if sample is None or verdict is None:
             return
-        wanted = (body["source"], body["rubric_version"], body["value"], body["failure"])
-        if said[:3] != wanted[:3] or (wanted[3] and said[3] != wanted[3]):
-            self.fail("a sample holds a reward that its judge did not give", sealed.mark, row, event=row["id"])
-        del sealed.rewards[body["reward_id"]]
+        event_verdict = (body["source"], body["rubric_version"], body["value"], body["failure"])
+        if verdict[:3] != event_verdict[:3] or (event_verdict[3] and verdict[3] != event_verdict[3]):
+            self.fail("a sample holds a reward that its judge did not give", sample.mark, row, event=row["id"])
+        del sample.rewards[body["reward_id"]]
 
-    def _replayed(self, row: Row[Event]) -> None:
+    def _replay_reward(self, row: Row[Event]) -> None:
         """A reward that a replay made: beside the samples, never in one, and never a gateway's."""
         self.finding.facts["replayed"] = self.finding.facts.get("replayed", 0) + 1
         root, body = row["root_trajectory"], row.body
@@ -213,41 +213,41 @@ class Episodes(Law):
             self.fail("a gateway's reward says that a replay made it", row, trajectory=root, event=row["id"])
         if self._reasons(row):
             self.fail("a reward that a replay made has a dead letter", row, trajectory=root, event=row["id"])
-        sealed = self._sealed.get(root)
-        if sealed is not None and body["reward_id"] in sealed.rewards:
-            self.fail("a sample holds a reward that a replay made", sealed.mark, row, event=row["id"])
+        sample = self._sealed.get(root)
+        if sample is not None and body["reward_id"] in sample.rewards:
+            self.fail("a sample holds a reward that a replay made", sample.mark, row, event=row["id"])
 
-    def _whole(self, row: Row) -> bool:
+    def _has_beginning(self, row: Row) -> bool:
         return not self.facts.starts["events"].get(row.place.partition)
 
     def slot_end(self, partition: int) -> None:
         """Everything that belongs to these episodes lies in this partition."""
-        reached = self._reached.get(partition, 0)
-        for root, known in self._open.items():
-            if known.fate:
-                self._settled(root, known)
-            elif reached > known.time + ROUNDS * self._patience + known.wait:
-                self.fail("an episode started and became nothing", known.mark, trajectory=root)
+        time = self._reached.get(partition, 0)
+        for root, episode in self._open.items():
+            if episode.fate:
+                self._settle(root, episode)
+            elif time > episode.time + ROUNDS * self._patience + episode.wait:
+                self.fail("an episode started and became nothing", episode.mark, trajectory=root)
             else:
                 self._running += 1
         self._open.clear()
         self._shared.clear()
 
-    def _settled(self, root: str, known: _Open) -> None:
-        sealed = self._sealed.get(root)
-        if sealed is None or known.fate == REFUSED:
+    def _settle(self, root: str, episode: _Open) -> None:
+        sample = self._sealed.get(root)
+        if sample is None or episode.fate == REFUSAL:
             return
-        if not known.ended:
-            self.fail("a sample was sealed of an episode that did not end", sealed.mark, known.mark, trajectory=root)
-        for id in sealed.rewards:
+        if not episode.ended:
+            self.fail("a sample was sealed of an episode that did not end", sample.mark, episode.mark, trajectory=root)
+        for id in sample.rewards:
             if id not in self._shared:
-                self.fail(f"a sample holds reward {id}, which no judge gave", sealed.mark, trajectory=root)
+                self.fail(f"a sample holds reward {id}, which no judge gave", sample.mark, trajectory=root)
 
     def finish(self) -> None:
         self.finding.facts["running"] = self._running
 
 
-def _whose(call: Row[Event]) -> dict[str, str]:
+def _envelope_of(call: Row[Event]) -> dict[str, str]:
     """Envelope fields of a call that its sample shares."""
     episode = {"root_trajectory": call["root_trajectory"], "attempt": call["attempt"], "split": call["split"]}
     return {"tenant": call["tenant"], "group": call["group"], **episode}
@@ -259,7 +259,7 @@ def _sealed_for(row: Row[Trajectory]) -> dict[str, str]:
     return {"tenant": row["tenant"], "group": row["group"], **episode}
 
 
-def _judged(reward: SealedReward) -> tuple[Any, ...]:
+def _verdict_of(reward: SealedReward) -> tuple[Any, ...]:
     return reward["source"], reward["rubric_version"], reward["value"], reward["failure"]
 
 
@@ -267,8 +267,8 @@ def _sum(row: Row[Trajectory]) -> str:
     """What is wrong with a sample's reward; empty when it is the sum of what was judged."""
     values = [reward["value"] for reward in row["rewards"] if reward["value"] is not None]
     if row["reward"] is None:
-        silent = row["missing"] or len(values) < len(row["rewards"]) or not values
-        return "" if silent else "a sample has no reward although every judge spoke"
+        has_silence = row["missing"] or len(values) < len(row["rewards"]) or not values
+        return "" if has_silence else "a sample has no reward although every judge spoke"
     if not values or not math.isclose(row["reward"], sum(values), rel_tol=1e-12):
         return f"a sample's reward is {row['reward']}, its judges' sum {sum(values)}"
     return ""

@@ -11,41 +11,41 @@ from itertools import combinations
 from typing import Any
 
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.audit.law import BARRED, Law
+from millrace.consumers.audit.law import INELIGIBLE, Law
 from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.records import Event
 
-ADDED = frozenset({"log_time", "source_place", "source_hash", "governance"})
+REFINE_FIELDS = frozenset({"log_time", "source_place", "source_hash", "governance"})
 """fields that are empty in raw and that refine fills"""
-OWN = ADDED | {"prev_hash", "hash", "hash_version", "body"}
+CHANGING_FIELDS = REFINE_FIELDS | {"prev_hash", "hash", "hash_version", "body"}
 """fields that differ between a raw event and its event"""
-REPLACED = re.compile(r"redacted-[a-p]{32}")
+REPLACEMENT = re.compile(r"redacted-[a-p]{32}")
 """what stands for a name that held a secret"""
 
 
-def kept(captured: Any, stored: Any) -> bool:
+def is_unaltered(before: Any, after: Any) -> bool:
     """Whether a value went through refine as it was captured, but for names in it that were replaced as a whole."""
-    if captured == stored:
+    if before == after:
         return True
-    match captured, stored:
+    match before, after:
         case str(), str():
-            return REPLACED.fullmatch(stored) is not None
+            return REPLACEMENT.fullmatch(after) is not None
         case dict(), dict():
-            return kept(list(captured.items()), list(stored.items()))
+            return is_unaltered(list(before.items()), list(after.items()))
         case ((list() | tuple()), (list() | tuple())):
-            return len(captured) == len(stored) and all(map(kept, captured, stored))
+            return len(before) == len(after) and all(map(is_unaltered, before, after))
     return False
 
 
-def redacted(row: Row[Event]) -> bool:
+def is_redacted(row: Row[Event]) -> bool:
     """Whether the governance of an event says that something was taken out of it."""
     governance = row["governance"]
     return governance is not None and governance["redaction"] in ("applied", "failed")
 
 
-def _headed(row: Row[Event]) -> dict[str, str]:
+def _header_fields(row: Row[Event]) -> dict[str, str]:
     """What the headers of an event repeat of it."""
     names = {"policy": row["policy"], "group": row["group"], "trajectory": row["trajectory"]}
     return {"id": row["id"], "kind": row["kind"], **names}
@@ -71,13 +71,13 @@ class Envelopes(Law):
         self._rules: tuple[bytes, tuple[str, str], Mark] | None = None
 
     def raw(self, row: Row[Event]) -> None:
-        said: Mapping[str, Any] = row.record
-        filled = [name for name, value in said.items() if name in ADDED and value is not None]
-        if filled:
-            self.fail(f"a raw event says {', '.join(filled)}, which refine alone decides", row, event=row["id"])
-        self._fields = self._fields or tuple(sorted(row.record.keys() - OWN))
+        record: Mapping[str, Any] = row.record
+        names = [name for name, value in record.items() if name in REFINE_FIELDS and value is not None]
+        if names:
+            self.fail(f"a raw event says {', '.join(names)}, which refine alone decides", row, event=row["id"])
+        self._fields = self._fields or tuple(sorted(row.record.keys() - CHANGING_FIELDS))
         self._raw[row.place.offset] = (
-            tuple(said[field] for field in self._fields),
+            tuple(record[field] for field in self._fields),
             _digest(row["body"]),
             row["hash_version"],
             row.mark,
@@ -89,7 +89,7 @@ class Envelopes(Law):
                 self.fail("progress of another slot or stage lies here", row)
             return
         self._turn(row)
-        headers = {name: said.encode() for name, said in _headed(row).items()}
+        headers = {name: text.encode() for name, text in _header_fields(row).items()}
         wrong = [name for name, value in headers.items() if row.raw.headers.get(name, value) != value]
         if wrong:
             self.fail(f"an event's headers say another {', '.join(wrong)}", row, event=row["id"])
@@ -97,20 +97,20 @@ class Envelopes(Law):
             self.fail(f"an event lies under key {row.raw.key!r}", row, event=row["id"])
         if row.place.partition != partition_of(row.raw.key, len(self.facts.starts["events"])):
             self.fail("an event lies on another partition than its key's", row, event=row["id"])
-        self._governed(row)
+        self._check_redaction(row)
         place = row["source_place"]
-        captured = self._raw.pop(place["offset"], None) if place else None
-        if captured is None:
+        raw = self._raw.pop(place["offset"], None) if place else None
+        if raw is None:
             return
         self.finding.checked += 1
-        values, body, version, mark = captured
-        same = kept if redacted(row) else lambda one, other: bool(one == other)
-        other = [f for f, value in zip(self._fields, values, strict=True) if not same(value, row[f])]
-        if other:
-            self.fail(f"an event differs from its raw event in {', '.join(other)}", mark, row, event=row["id"])
+        values, body, version, mark = raw
+        is_equal = is_unaltered if is_redacted(row) else lambda before, after: bool(before == after)
+        fields = [f for f, value in zip(self._fields, values, strict=True) if not is_equal(value, row[f])]
+        if fields:
+            self.fail(f"an event differs from its raw event in {', '.join(fields)}", mark, row, event=row["id"])
         if row["hash_version"] < version:
             self.fail("an event has an older kind of hash than its raw event", mark, row, event=row["id"])
-        if body != _digest(row["body"]) and not self._changed(row):
+        if body != _digest(row["body"]) and not self._may_differ(row):
             self.fail(
                 "an event's body differs from its raw event's, and nothing was redacted", mark, row, event=row["id"]
             )
@@ -127,16 +127,18 @@ class Envelopes(Law):
             self.fail("one turn governed its events by two sets of rules", self._rules[2], row, event=row["id"])
         self._rules = (turn, rules, row.mark)
 
-    def _governed(self, row: Row[Event]) -> None:
+    def _check_redaction(self, row: Row[Event]) -> None:
         governance = row["governance"]
-        if governance is not None and governance["redaction"] == "failed" and governance["eligibility"] not in BARRED:
+        if governance is None or governance["redaction"] != "failed":
+            return
+        if governance["eligibility"] not in INELIGIBLE:
             self.fail("an event whose redaction failed may be learned from", row, event=row["id"])
 
-    def _changed(self, row: Row[Event]) -> bool:
+    def _may_differ(self, row: Row[Event]) -> bool:
         governance = row["governance"]
         if governance is None:
             return True
-        return governance["redaction"] != "none_needed" or governance["eligibility"] in BARRED
+        return governance["redaction"] != "none_needed" or governance["eligibility"] in INELIGIBLE
 
     def slot_end(self, partition: int) -> None:
         self._raw.clear()
@@ -191,14 +193,14 @@ class CaptureChain(Law):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._raw: dict[int, _Captured] = {}
-        self._links: dict[str, _Captured] = {}
+        self._raw: dict[int, _RawEvent] = {}
+        self._links: dict[str, _RawEvent] = {}
         self._unchecked = 0
         self._flagged = 0
 
     def raw(self, row: Row[Event]) -> None:
         intact = event_hash(row["prev_hash"], row.record) == row["hash"]
-        self._raw[row.place.offset] = _Captured(
+        self._raw[row.place.offset] = _RawEvent(
             row["id"],
             row["trajectory"],
             row["step"],
@@ -213,45 +215,46 @@ class CaptureChain(Law):
         """Comes after its raw event; what stays unnamed (duplicates, dead letters) is another law's."""
         if row.name != "Event" or row["source_place"] is None:
             return
-        wanted = partition_of(row.raw.key, len(self.facts.starts["events"]))
-        if row.place.partition != wanted:
-            message = f"an event lies on partition {row.place.partition}, its key {row.raw.key!r} belongs to {wanted}"
+        partition = partition_of(row.raw.key, len(self.facts.starts["events"]))
+        if row.place.partition != partition:
+            here = row.place.partition
+            message = f"an event lies on partition {here}, its key {row.raw.key!r} belongs to {partition}"
             self.fail(message, row, event=row["id"])
         place = row["source_place"]
-        captured = self._raw.pop(place["offset"], None)
-        if captured is None:
+        raw = self._raw.pop(place["offset"], None)
+        if raw is None:
             self._unchecked += place["offset"] < self.facts.starts["raw"].get(place["partition"], 0)
             return
         self.finding.checked += 1
-        mine, theirs = (captured.id, captured.trajectory), (row["id"], row["trajectory"])
-        same = kept(mine, theirs) if redacted(row) else mine == theirs
-        if not same or captured.step != row["step"]:
-            message = f"an event is not the raw event that it names ({captured.id})"
-            self.fail(message, captured.mark, row, event=row["id"])
-        if not captured.intact:
+        before, after = (raw.id, raw.trajectory), (row["id"], row["trajectory"])
+        is_equal = is_unaltered(before, after) if is_redacted(row) else before == after
+        if not is_equal or raw.step != row["step"]:
+            message = f"an event is not the raw event that it names ({raw.id})"
+            self.fail(message, raw.mark, row, event=row["id"])
+        if not raw.intact:
             message = "a raw event that was let through does not have the hash of its bytes"
-            self.fail(message, captured.mark, event=captured.id)
-        if row["source_hash"] != captured.hash:
-            self.fail("an event does not keep the hash of its raw event", captured.mark, row, event=row["id"])
+            self.fail(message, raw.mark, event=raw.id)
+        if row["source_hash"] != raw.hash:
+            self.fail("an event does not keep the hash of its raw event", raw.mark, row, event=row["id"])
         governance = row["governance"]
-        if captured.source_seq is not None and governance is not None:  # the law about envelopes names it
-            self._link(captured, flagged=governance["eligibility"] in BARRED)
+        if raw.source_seq is not None and governance is not None:  # the law about envelopes names it
+            self._link(raw, flagged=governance["eligibility"] in INELIGIBLE)
 
-    def _link(self, captured: _Captured, *, flagged: bool) -> None:
+    def _link(self, raw: _RawEvent, *, flagged: bool) -> None:
         """Compare with the link before. A break that refine flagged cannot train and is its disposition."""
-        ids = {"trajectory": captured.trajectory, "event": captured.id}
-        last = self._links.get(captured.trajectory)
-        headless = self.facts.starts["raw"].get(captured.mark.place.partition, 0) > 0
-        whole = captured.prev_hash == last.hash if last else headless or captured.prev_hash == START
-        if not whole and flagged:
+        ids = {"trajectory": raw.trajectory, "event": raw.id}
+        last = self._links.get(raw.trajectory)
+        headless = self.facts.starts["raw"].get(raw.mark.place.partition, 0) > 0
+        is_linked = raw.prev_hash == last.hash if last else headless or raw.prev_hash == START
+        if not is_linked and flagged:
             self._flagged += 1
-        elif not whole and last:
-            message = f"event {captured.step} of a trajectory does not name the hash of event {last.step} before it"
-            self.fail(message, last.mark, captured.mark, **ids)
-        elif not whole:
+        elif not is_linked and last:
+            message = f"event {raw.step} of a trajectory does not name the hash of event {last.step} before it"
+            self.fail(message, last.mark, raw.mark, **ids)
+        elif not is_linked:
             message = "the first event of a trajectory names one before it: its beginning is missing"
-            self.fail(message, captured.mark, **ids)
-        self._links[captured.trajectory] = captured
+            self.fail(message, raw.mark, **ids)
+        self._links[raw.trajectory] = raw
 
     def slot_end(self, partition: int) -> None:
         self._raw.clear()
@@ -265,7 +268,7 @@ class CaptureChain(Law):
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _RawEvent:
     """What is kept of a raw event until the event that names it comes."""
 
     id: str
@@ -293,7 +296,7 @@ class RulesBySlot:
 
     def clashes(self) -> Iterator[tuple[int, int]]:
         """Pairs of slots whose newest rules differ and were in force at the same time."""
-        for (one, mine), (other, theirs) in combinations(sorted(self._newest.items()), 2):
-            (my_first, my_last), (their_first, their_last) = self._spans[one, mine], self._spans[other, theirs]
-            if mine != theirs and my_first < their_last and their_first < my_last:
+        for (one, rules), (other, other_rules) in combinations(sorted(self._newest.items()), 2):
+            (my_first, my_last), (their_first, their_last) = self._spans[one, rules], self._spans[other, other_rules]
+            if rules != other_rules and my_first < their_last and their_first < my_last:
                 yield one, other

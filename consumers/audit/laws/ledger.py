@@ -32,7 +32,7 @@ COUNTS = ("steps", "steps_skipped", "value_steps_skipped", "tokens_trainable", "
 TIMES = "timings_"
 """how the metrics begin that are seconds"""
 
-EXCUSED = ("not trainable", "its claimed bytes")
+EXCUSES = ("not trainable", "its claimed bytes")
 """how the reasons begin for which a group may be lost although its records lie there"""
 
 
@@ -46,7 +46,7 @@ class _Entry(TypedDict):
     masked_tokens: int
 
 
-def _kept(entry: LedgerEntry) -> _Entry:
+def _entry_facts(entry: LedgerEntry) -> _Entry:
     return {
         "groups": entry["groups"],
         "ranks": entry["ranks"],
@@ -85,7 +85,7 @@ class Figures(Law):
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
         entry = row.record
-        self._batches.setdefault(row["version"], _Batch(row.mark, _kept(entry)))
+        self._batches.setdefault(row["version"], _Batch(row.mark, _entry_facts(entry)))
         ranks = entry["ranks"]
         if [share["rank"] for share in ranks] != list(range(len(ranks))):
             self.fail(f"version {row['version']} does not count its ranks from 0", row, version=row["version"])
@@ -93,29 +93,29 @@ class Figures(Law):
             self.fail(f"version {row['version']} has a leader who is not its rank 0", row, version=row["version"])
         if len({share["member"] for share in ranks}) != len(ranks):
             self.fail(f"a member has two ranks in version {row['version']}", row, version=row["version"])
-        celled = any(share["cell"] >= 0 for share in ranks)
-        if celled and any(share["cell"] < 0 and (share["samples"] or share["tokens"]) for share in ranks):
+        has_cells = any(share["cell"] >= 0 for share in ranks)
+        if has_cells and any(share["cell"] < 0 and (share["samples"] or share["tokens"]) for share in ranks):
             self.fail(f"a rank of version {row['version']} that serves a role trained", row, version=row["version"])
-        said = {group["cell"] for group in entry["groups"]}
-        known = {share["cell"] for share in ranks if share["cell"] >= 0}
+        group_cells = {group["cell"] for group in entry["groups"]}
+        rank_cells = {share["cell"] for share in ranks if share["cell"] >= 0}
         # Who holds its configuration says who computed what; older releases said neither.
-        if not said <= (known if entry["config"] else {*known, -1}):
+        if not group_cells <= (rank_cells if entry["config"] else {*rank_cells, -1}):
             self.fail(f"version {row['version']} names a cell that no rank is of", row, version=row["version"])
 
     def trajectory(self, sample: SealedSample) -> None:
-        for trained in self.facts.trained_in(sample.row.place):
-            batch = self._batches.get(trained.version)
+        for group in self.facts.trained_in(sample.row.place):
+            batch = self._batches.get(group.version)
             if batch is None:
                 continue
             batch.seen += 1
-            batch.there[trained.seq] = batch.there.get(trained.seq, 0) + 1
-            if trained.lost is not None or not sample.traces:
+            batch.there[group.seq] = batch.there.get(group.seq, 0) + 1
+            if group.loss is not None or not sample.traces:
                 continue
             reward = sample.row["reward"]
             batch.rewards[sample.row["id"]] = reward if reward is not None and math.isfinite(reward) else None
-            batch.seqs.add(trained.seq)
+            batch.seqs.add(group.seq)
             batch.length += sum(len(trace.tokens) for trace in sample.traces)
-            ages = trained.version - 1 - sample.trained_versions
+            ages = group.version - 1 - sample.trained_versions
             if len(ages):
                 batch.oldest = max(batch.oldest, int(ages.max()))
                 batch.ages += np.bincount(np.clip(ages, 0, AGES), minlength=AGES + 1)
@@ -125,38 +125,38 @@ class Figures(Law):
         for version, batch in sorted(self._batches.items()):
             if version in self.facts.selected:
                 continue  # its samples lie among those of another policy
-            self._lost(version, batch)
-            named = sum(len(group["trajectories"]) for group in batch.entry["groups"])
-            if batch.seen != named:
+            self._check_losses(version, batch)
+            count = sum(len(group["trajectories"]) for group in batch.entry["groups"])
+            if batch.seen != count:
                 unread += 1
                 continue
-            for what, said, is_ in self._compared(version, batch):
+            for what, figure, is_ in self._comparisons(version, batch):
                 self.finding.checked += 1
-                if not math.isclose(said, is_, rel_tol=1e-5, abs_tol=1e-6):
-                    message = f"version {version} says {what} {said:g}; its batch comes to {is_:g}"
+                if not math.isclose(figure, is_, rel_tol=1e-5, abs_tol=1e-6):
+                    message = f"version {version} says {what} {figure:g}; its batch comes to {is_:g}"
                     self.fail(message, batch.mark, version=version)
-            for problem in self._bounded(batch):
+            for problem in self._excesses(batch):
                 self.fail(f"version {version} {problem}", batch.mark, version=version)
         if unread:
             self.note(f"{unread} versions cannot be computed again: some of their samples cannot be read any more")
 
-    def _lost(self, version: int, batch: _Batch) -> None:
+    def _check_losses(self, version: int, batch: _Batch) -> None:
         """A group that every sample can still be read of was not lost, unless for what is in them or behind a claim."""
         for group in batch.entry["groups"]:
             reason, count = group["lost"], len(group["trajectories"])
-            if reason is None or reason.startswith(EXCUSED) or batch.there.get(group["seq"], 0) < max(1, count):
+            if reason is None or reason.startswith(EXCUSES) or batch.there.get(group["seq"], 0) < max(1, count):
                 continue
             message = f"version {version} calls a group lost ({reason}) that is there"
             self.fail(message, batch.mark, version=version, seq=group["seq"], group=group["group"])
 
-    def _compared(self, version: int, batch: _Batch) -> Iterator[tuple[str, float, float]]:
+    def _comparisons(self, version: int, batch: _Batch) -> Iterator[tuple[str, float, float]]:
         """(figure, as the entry says, as its batch comes to), of those that the entry holds."""
         metrics, ranks = batch.entry["metrics"], batch.entry["ranks"]
-        known = [reward for reward in batch.rewards.values() if reward is not None]
+        rewards = [reward for reward in batch.rewards.values() if reward is not None]
         true: dict[str, float] = {
-            "reward_mean": math.fsum(known) / len(known) if known else 0.0,
+            "reward_mean": math.fsum(rewards) / len(rewards) if rewards else 0.0,
             "samples": len(batch.rewards),
-            "samples_without_reward": len(batch.rewards) - len(known),
+            "samples_without_reward": len(batch.rewards) - len(rewards),
         }
         if any(name.startswith("staleness_tokens_") for name in metrics):
             true |= {f"staleness_tokens_{age}": int(batch.ages[age]) for age in range(AGES)}
@@ -173,9 +173,9 @@ class Figures(Law):
             if "tokens_computed" in metrics:
                 total = sum(share["tokens"] for share in ranks)
                 yield "tokens_computed", metrics["tokens_computed"], total
-        found = [self.facts.eta.at(group["ticket"] or 0) for group in batch.entry["groups"]]
-        etas = [float(eta) for eta in found if eta is not None]
-        if etas and len(etas) == len(found):
+        bounds = [self.facts.eta.at(group["ticket"] or 0) for group in batch.entry["groups"]]
+        etas = [float(eta) for eta in bounds if eta is not None]
+        if etas and len(etas) == len(bounds):
             yield "eta", batch.entry["eta"], max(etas)
 
     def _spans(self, version: int, batch: _Batch) -> dict[str, float]:
@@ -190,7 +190,7 @@ class Figures(Law):
                 out |= {f"staleness_{name}_mean": sum(ages) / len(ages), f"staleness_{name}_max": max(ages)}
         return out
 
-    def _bounded(self, batch: _Batch) -> Iterator[str]:
+    def _excesses(self, batch: _Batch) -> Iterator[str]:
         """What an algorithm may have left out can only lower these."""
         metrics, trainable = batch.entry["metrics"], int(batch.ages.sum())
         for name, value in metrics.items():
@@ -218,15 +218,15 @@ class Figures(Law):
 
 def _by_cell(batch: _Batch) -> Iterator[tuple[str, float, float]]:
     """(figure, groups as the ranks of a cell count them, groups that were given to it), where entries name cells."""
-    given = {group["seq"]: group["cell"] for group in batch.entry["groups"]}
-    if -1 in given.values():
+    cells = {group["seq"]: group["cell"] for group in batch.entry["groups"]}
+    if -1 in cells.values():
         return
     for cell in sorted({share["cell"] for share in batch.entry["ranks"] if share["cell"] >= 0}):
-        counted = sum(share["groups"] for share in batch.entry["ranks"] if share["cell"] == cell)
-        yield f"groups of cell {cell}", counted, sum(given.get(seq) == cell for seq in batch.seqs)
+        groups = sum(share["groups"] for share in batch.entry["ranks"] if share["cell"] == cell)
+        yield f"groups of cell {cell}", groups, sum(cells.get(seq) == cell for seq in batch.seqs)
 
 
-SHOWN = re.compile(r"learner/([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})@")
+MEMBER_ID = re.compile(r"learner/([0-9a-f]{8})-([0-9a-f]{8})-([0-9a-f]{8})@")
 """how a member id begins: digests of configuration, code and libraries, shortened"""
 DRIVER = "driver"
 """of a GPU: in the entry beside the libraries, and not in the digest that a member id shows"""
@@ -242,7 +242,7 @@ class _Weights(NamedTuple):
     size: int | None
 
 
-class _Led(NamedTuple):
+class _LeaderFacts(NamedTuple):
     said: dict[str, Any]
     mark: Mark
 
@@ -259,7 +259,7 @@ class Leaders(Law):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._weights: dict[int, _Weights] = {}
-        self._said: dict[tuple[Any, ...], _Led] = {}
+        self._said: dict[tuple[Any, ...], _LeaderFacts] = {}
         self._newest: dict[str, tuple[int, Mark]] = {}
 
     def weights(self, row: Row[WeightVersion]) -> None:
@@ -270,8 +270,8 @@ class Leaders(Law):
         self._weights.setdefault(row["version"], _Weights(row["broadcast"], made_of, row["full_bytes"]))
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
-        if row["version"] == 0 and (claimed := [name for name, value in _of_training(row).items() if value]):
-            self.fail(f"version 0, which nobody trained, says {', '.join(claimed)}", row, version=0)
+        if row["version"] == 0 and (claims := [name for name, value in _of_training(row).items() if value]):
+            self.fail(f"version 0, which nobody trained, says {', '.join(claims)}", row, version=0)
         if not row["ranks"]:
             return
         self.finding.checked += 1
@@ -279,11 +279,11 @@ class Leaders(Law):
         weights = self._weights.get(row["version"])
         self._generation(row)
         self._ids(row)
-        self._same((row["leader"],), _of_itself(row), row)
+        self._compare((row["leader"],), _of_itself(row), row)
         if weights is None:
             return  # the law about versions names it
-        said = {"broadcast": weights.broadcast, "full_bytes": weights.size}
-        self._same((row["leader"], weights.made_of), said, row)
+        facts = {"broadcast": weights.broadcast, "full_bytes": weights.size}
+        self._compare((row["leader"], weights.made_of), facts, row)
 
     def _configuration(self, row: Row[LedgerEntry]) -> None:
         """Entries of older releases hold none."""
@@ -295,9 +295,9 @@ class Leaders(Law):
         elif {role: _content(text, role) for role in ROLES if _content(text, role)} != row["models"]:
             self.fail(f"version {version} names other models than its configuration", row, version=version)
 
-    def _same(self, who: tuple[Any, ...], said: dict[str, Any], row: Row) -> None:
+    def _compare(self, who: tuple[Any, ...], said: dict[str, Any], row: Row) -> None:
         """Compare with what was first said by the same leader (in the same generation, of the same files)."""
-        first = self._said.setdefault(who, _Led(said, row.mark))
+        first = self._said.setdefault(who, _LeaderFacts(said, row.mark))
         other = [name for name, value in said.items() if value != first.said[name]]
         if other:
             message = f"version {row['version']} says another {', '.join(other)} than its leader said before"
@@ -311,14 +311,14 @@ class Leaders(Law):
             self.fail(message, last[1], row, version=row["version"], leader=leader)
         self._newest[leader] = max((generation, row.mark), last or (generation, row.mark), key=lambda pair: pair[0])
         ranks = [(share["rank"], share["member"], share["cell"]) for share in row["ranks"]]
-        self._same((leader, generation), {"ranks": ranks, "layout": row["layout"]}, row)
+        self._compare((leader, generation), {"ranks": ranks, "layout": row["layout"]}, row)
 
     def _ids(self, row: Row[LedgerEntry]) -> None:
         shown_of = {name: version for name, version in row["libraries"].items() if name != DRIVER}
         libraries = hashlib.sha256(json.dumps(shown_of, sort_keys=True).encode()).hexdigest()
         own = tuple(digest[:8] for digest in (row["config_hash"], row["code_hash"], libraries))
         for member in (row["leader"], *(share["member"] for share in row["ranks"])):
-            shown = SHOWN.match(member)
+            shown = MEMBER_ID.match(member)
             if shown is not None and shown.groups() != own:
                 message = f"version {row['version']} says another configuration, code or libraries than {member} shows"
                 self.fail(message, row, version=row["version"])

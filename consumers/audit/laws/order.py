@@ -15,7 +15,7 @@ from millrace.infra.stages.decisions import AUTHOR, id_of, key_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Resolution
 
 
-class _Ready(NamedTuple):
+class _ReadyGroup(NamedTuple):
     ticket: int | None
     group: str
     places: tuple[Place, ...]
@@ -31,7 +31,7 @@ class ConsumedOnce(Law):
 
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
-        self._trained: dict[int, tuple[int, _Ready, str | None]] = {}
+        self._trained: dict[int, tuple[int, _ReadyGroup, str | None]] = {}
         self._ready: dict[int, Mark] = {}
         self._next: int | None = None
         self._lost = 0
@@ -43,7 +43,7 @@ class ConsumedOnce(Law):
             return
         for group in row["groups"]:
             places = tuple(Place(p["topic"], p["partition"], p["offset"]) for p in group["trajectories"])
-            entry = _Ready(group["ticket"], group["group"], places, row.mark)
+            entry = _ReadyGroup(group["ticket"], group["group"], places, row.mark)
             seq, version = group["seq"], row["version"]
             if seq in self._trained:
                 other, first, _ = self._trained[seq]
@@ -63,7 +63,7 @@ class ConsumedOnce(Law):
         if seq is None:
             self.fail("a ready group carries no seq", row, group=row["group"])
             return
-        ready = _Ready(row["ticket"], row["group"], tuple(row.places()), row.mark)
+        ready = _ReadyGroup(row["ticket"], row["group"], tuple(row.places()), row.mark)
         if seq in self._ready:
             self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready.group)
             return
@@ -75,18 +75,18 @@ class ConsumedOnce(Law):
         self._ready[seq] = row.mark
         self._compare(seq, ready)
 
-    def _compare(self, seq: int, ready: _Ready) -> None:
-        found = self._trained.get(seq)
-        if found is None:
+    def _compare(self, seq: int, ready: _ReadyGroup) -> None:
+        pair = self._trained.get(seq)
+        if pair is None:
             if seq < self._seq_hi and self.facts.begins_at_zero("ledger"):
                 message = f"ready seq {seq} lies below the ledger's end but is in no version"
                 self.fail(message, ready.mark, seq=seq, group=ready.group)
             return
-        version, trained, _ = found
+        version, entry, _ = pair
         for field in ("ticket", "group", "places"):
-            if getattr(trained, field) != getattr(ready, field):
+            if getattr(entry, field) != getattr(ready, field):
                 message = f"version {version} trained seq {seq} with another {field} than it was resolved with"
-                self.fail(message, ready.mark, trained.mark, seq=seq, group=ready.group)
+                self.fail(message, ready.mark, entry.mark, seq=seq, group=ready.group)
 
     def finish(self) -> None:
         first = min(self._ready, default=0)
@@ -183,15 +183,15 @@ class Tickets(Law):
         self._count(set(self._granted) | set(unsolicited))
 
     def _dense(self, tickets: list[int]) -> None:
-        wanted = self._floor
+        expected_ = self._floor
         for ticket in tickets:
             if ticket < self._floor:
                 continue
-            if ticket != wanted:
+            if ticket != expected_:
                 mark = self._granted[ticket][0] if ticket in self._granted else self._resolved[ticket][2]
-                gap = f"ticket {wanted}" if ticket == wanted + 1 else f"tickets {wanted} to {ticket - 1}"
-                self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=wanted)
-            wanted = ticket + 1
+                gap = f"ticket {expected_}" if ticket == expected_ + 1 else f"tickets {expected_} to {ticket - 1}"
+                self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=expected_)
+            expected_ = ticket + 1
 
     def _count(self, known: set[int]) -> None:
         kinds = Counter(kind for ticket, (kind, _, _) in self._resolved.items() if ticket in known)
@@ -204,7 +204,7 @@ class Tickets(Law):
             self.note(f"checked from ticket {self._floor} on: retention has taken earlier grants or resolutions")
 
 
-DRAWN, MADE = 7, 5
+UUID_BY_CLOCK, UUID_BY_NAME = 7, 5
 """versions of uuid: drawn at random by a clock, as older releases name their decisions; made of what is named"""
 
 
@@ -229,7 +229,7 @@ class Settings(Law):
     def decision(self, row: Row[Decision]) -> None:
         self._decisions.add(row["id"])
         kind = _version(row["id"])
-        if kind != MADE and (kind == DRAWN or row["author"] != AUTHOR):
+        if kind != UUID_BY_NAME and (kind == UUID_BY_CLOCK or row["author"] != AUTHOR):
             return  # named as somebody liked
         if row["id"] != id_of(row.record):
             self.fail("a decision says something else than it was made with", row, decision=row["id"])

@@ -67,7 +67,7 @@ class Records(Law):
             self.fail(f"a record of {kind} cannot be read: {error}", record.place)
 
 
-class _Named(NamedTuple):
+class _PlaceUse(NamedTuple):
     """A record that names the place of one sample."""
 
     group: str
@@ -89,7 +89,7 @@ class Places(Law):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._index = PlaceIndex()
-        self._named: list[_Named] = []
+        self._named: list[_PlaceUse] = []
         self._gone = 0
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
@@ -99,7 +99,9 @@ class Places(Law):
             if group["lost"] is None:
                 for place in group["trajectories"]:
                     where = Place(place["topic"], place["partition"], place["offset"])
-                    self._add(where, _Named(group["group"], f"version {row['version']}", row.mark, None, -1, math.nan))
+                    self._add(
+                        where, _PlaceUse(group["group"], f"version {row['version']}", row.mark, None, -1, math.nan)
+                    )
 
     def resolution(self, row: Row[Resolution]) -> None:
         if row["kind"] != "setting":
@@ -120,53 +122,58 @@ class Places(Law):
             self.fail(f"{what} of a group names samples on several partitions", row, group=group)
         for at, place in enumerate(places):
             sample = samples[at] if samples is not None else None
-            self._add(place, _Named(group, what, row.mark, sample, row["tokens"][at], _number(row["rewards"][at])))
+            self._add(place, _PlaceUse(group, what, row.mark, sample, row["tokens"][at], _number(row["rewards"][at])))
 
-    def _add(self, place: Place, named: _Named) -> None:
+    def _add(self, place: Place, use: _PlaceUse) -> None:
         self.finding.checked += 1
         if place.topic != self.facts.topics["trajectories"]:
-            self.fail(f"{named.what} of a group names a place in {place.topic}", named.mark, place, group=named.group)
-        elif self.facts.gone("trajectories", place):
+            self.fail(
+                f"{use.what} of a group names a place in {place.topic}",
+                use.mark,
+                place,
+                group=use.group,
+            )
+        elif self.facts.is_gone("trajectories", place):
             self._gone += 1
         else:
             self._index.add(place, len(self._named))
-            self._named.append(named)
+            self._named.append(use)
 
     def trajectory(self, sample: SealedSample) -> None:
         row = sample.row
         count = len(self.facts.starts["trajectories"])
         if row.place.partition != partition_of(row["group"], count):
             self.fail("a trajectory lies on another partition than its group's", row, **sample.ids)
-        completions = trained = 0
+        completions = trainings = 0
         for at in self._index.take(row.place):
-            named = self._named[at]
-            completions += named.what == "the completion"
-            trained += named.what.startswith("version")
-            if named.group != row["group"]:
-                message = f"{named.what} of group {named.group} names a sample of group {row['group']}"
-                self.fail(message, named.mark, row, **sample.ids)
-            elif named.sample is not None and named.sample != row["sample"]:
-                message = f"{named.what} says sample {named.sample} where sample {row['sample']} lies"
-                self.fail(message, named.mark, row, **sample.ids)
-            elif named.tokens >= 0 and (named.tokens, repr(named.reward)) != (
+            use = self._named[at]
+            completions += use.what == "the completion"
+            trainings += use.what.startswith("version")
+            if use.group != row["group"]:
+                message = f"{use.what} of group {use.group} names a sample of group {row['group']}"
+                self.fail(message, use.mark, row, **sample.ids)
+            elif use.sample is not None and use.sample != row["sample"]:
+                message = f"{use.what} says sample {use.sample} where sample {row['sample']} lies"
+                self.fail(message, use.mark, row, **sample.ids)
+            elif use.tokens >= 0 and (use.tokens, repr(use.reward)) != (
                 row["length"],
                 repr(_number(row["reward"])),
             ):
                 message = (
-                    f"{named.what} says {named.tokens} tokens and reward {named.reward} "
+                    f"{use.what} says {use.tokens} tokens and reward {use.reward} "
                     f"of a sample with {row['length']} and {row['reward']}"
                 )
-                self.fail(message, named.mark, row, **sample.ids)
-        if completions > 1 or (trained and not completions and self.facts.begins_at_zero("completions")):
-            verb = "trains and " if trained else ""
+                self.fail(message, use.mark, row, **sample.ids)
+        if completions > 1 or (trainings and not completions and self.facts.begins_at_zero("completions")):
+            verb = "trains and " if trainings else ""
             self.fail(f"a trajectory {verb}is named by {completions} completions", row, **sample.ids)
 
     def finish(self) -> None:
         for partition, offset, at in self._index.unseen():
-            named = self._named[at]
+            use = self._named[at]
             place = Place(self.facts.topics["trajectories"], partition, offset)
-            message = f"{named.what} of group {named.group} names a place where no trajectory lies"
-            self.fail(message, named.mark, place, group=named.group)
+            message = f"{use.what} of group {use.group} names a place where no trajectory lies"
+            self.fail(message, use.mark, place, group=use.group)
         if self._gone:
             self.note(f"{self._gone} places lie where retention has taken the trajectories")
 

@@ -15,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.consumers.audit.facts import HARD, Facts
-from millrace.consumers.audit.law import BARRED, Floats, Ints, Law, SealedSample, SealedTrace
+from millrace.consumers.audit.law import INELIGIBLE, Floats, Ints, Law, SealedSample, SealedTrace
 from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.records import Event, LedgerEntry, Trajectory
 
-CLEARED = frozenset({"tenant_only", "aggregate"})
+TRAINABLE = frozenset({"tenant_only", "aggregate"})
 """eligibilities that may train"""
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class LineageArrays:
     """What the calls say: int32[T] tokens, float32[T] logprobs, int32[T] versions, and per token the response id that
     sampled it ("" for none). `error` says why it cannot be built."""
 
@@ -36,7 +36,7 @@ class Built:
     error: str | None = None
 
 
-def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> Built:
+def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> LineageArrays:
     """Apply the calls of this lineage in its own order."""
     by_response = {
         call.body["response_id"]: call for call in calls if call is not None and call.body["lineage"] == trace.id
@@ -46,11 +46,12 @@ def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> Built:
     for response in trace.calls:
         call = by_response.get(response)
         if call is None:
-            return Built(tokens, logprobs, versions, made_by, f"reply {response} is among none of its events")
+            return LineageArrays(tokens, logprobs, versions, made_by, f"reply {response} is among none of its events")
         body = call.body
         keep = body["prefix_len"]
         if keep > len(tokens):
-            return Built(tokens, logprobs, versions, made_by, f"reply {response} keeps {keep} of {len(tokens)} tokens")
+            error = f"reply {response} keeps {keep} of {len(tokens)} tokens"
+            return LineageArrays(tokens, logprobs, versions, made_by, error)
         prompt, output = unpack(body["prompt_ids"]), unpack(body["output_ids"])
         blank = np.zeros(len(prompt), np.float32)
         tokens = np.concatenate([tokens[:keep], prompt, output])
@@ -59,46 +60,46 @@ def rebuild(trace: SealedTrace, calls: Sequence[Row | None]) -> Built:
             [versions[:keep], np.full(len(prompt), -1, np.int32), unpack(body["output_versions"])]
         )
         made_by = [*made_by[:keep], *[""] * len(prompt), *[response] * len(output)]
-    return Built(tokens, logprobs, versions, made_by)
+    return LineageArrays(tokens, logprobs, versions, made_by)
 
 
 def faults(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with a sample's arrays and sums, each with the model calls that show it."""
-    learned = _learned(sample)
+    lessons = _lessons(sample)
     for trace in sample.traces:
         yield from _alone(trace)
         if trace.even:
-            yield from _against(trace, sample.calls, learned)
-    yield from _left_out(sample, learned)
+            yield from _against(trace, sample.calls, lessons)
+    yield from _left_out(sample, lessons)
     yield from _sums(sample)
 
 
-def _learned(sample: SealedSample) -> frozenset[str]:
+def _lessons(sample: SealedSample) -> frozenset[str]:
     """Response ids whose tokens may be learned from: trainable, cleared, of the sample's policy and not retried."""
     calls = [call for call in sample.calls if call is not None]
-    retried = {call.body["supersedes"] for call in calls}
+    retries = {call.body["supersedes"] for call in calls}
     return frozenset(
         call.body["response_id"]
         for call in calls
         if call.body["trainable"]
         and call["policy"] == sample.row["policy"]
         and call["governance"] is not None
-        and call["governance"]["eligibility"] in CLEARED
-        and call.body["response_id"] not in retried
+        and call["governance"]["eligibility"] in TRAINABLE
+        and call.body["response_id"] not in retries
     )
 
 
-def _left_out(sample: SealedSample, learned: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
+def _left_out(sample: SealedSample, lessons: frozenset[str]) -> Iterator[tuple[str, list[Row]]]:
     """Replies that could train and are neither in a lineage nor excluded with a reason."""
-    kept = {response for trace in sample.traces for response in trace.calls}
-    excused = {entry.rpartition(":")[0] for entry in sample.row["excluded"]}
-    if "*" in excused:
+    replies = {response for trace in sample.traces for response in trace.calls}
+    excuses = {entry.rpartition(":")[0] for entry in sample.row["excluded"]}
+    if "*" in excuses:
         return
     for call in sample.calls:
         if call is None or not len(unpack(call.body["output_ids"])):
             continue
         response = call.body["response_id"]
-        if response in learned and response not in kept and response not in excused:
+        if response in lessons and response not in replies and response not in excuses:
             yield f"reply {response} is in no lineage, and nothing says why", [call]
 
 
@@ -115,25 +116,25 @@ def _alone(trace: SealedTrace) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _against(
-    trace: SealedTrace, calls: Sequence[Row | None], learned: frozenset[str]
+    trace: SealedTrace, calls: Sequence[Row | None], lessons: frozenset[str]
 ) -> Iterator[tuple[str, list[Row]]]:
     """What the calls say otherwise."""
     rows = [call for call in calls if call is not None and call.body["response_id"] in trace.calls]
-    built = rebuild(trace, calls)
-    if built.error:
-        yield f"lineage {trace.id}: {built.error}", rows
+    arrays = rebuild(trace, calls)
+    if arrays.error:
+        yield f"lineage {trace.id}: {arrays.error}", rows
         return
-    if len(built.tokens) != len(trace.tokens):
-        yield f"lineage {trace.id} has {len(trace.tokens)} tokens, its calls {len(built.tokens)}", rows
+    if len(arrays.tokens) != len(trace.tokens):
+        yield f"lineage {trace.id} has {len(trace.tokens)} tokens, its calls {len(arrays.tokens)}", rows
         return
-    sampled = np.array([response in learned for response in built.made_by], bool)
-    sampled &= (built.versions >= 0) & np.isfinite(built.logprobs)
-    masked = trace.mask
+    mask = np.array([response in lessons for response in arrays.made_by], bool)
+    mask &= (arrays.versions >= 0) & np.isfinite(arrays.logprobs)
+    trace_mask = trace.mask
     for what, differs in (
-        ("token", built.tokens != trace.tokens),
-        ("log-probability", masked & (built.logprobs != trace.logprobs)),
-        ("version", masked & (built.versions != trace.versions)),
-        ("mask", masked != sampled),
+        ("token", arrays.tokens != trace.tokens),
+        ("log-probability", trace_mask & (arrays.logprobs != trace.logprobs)),
+        ("version", trace_mask & (arrays.versions != trace.versions)),
+        ("mask", trace_mask != mask),
     ):
         at = _first(differs)
         if at is not None:
@@ -181,7 +182,7 @@ class Tokens(Law):
         row = sample.row
         self.finding.checked += sum(len(trace.tokens) for trace in sample.traces)
         for place, call in zip(sample.events, sample.calls, strict=True):
-            if call is None and self.facts.gone("events", place):
+            if call is None and self.facts.is_gone("events", place):
                 self._gone += 1
                 return
             if call is None:
@@ -219,31 +220,31 @@ class Staleness(Law):
             self._unread.add(row["version"])
 
     def trajectory(self, sample: SealedSample) -> None:
-        for trained in self.facts.trained_in(sample.row.place):
-            if trained.lost is not None:
+        for group in self.facts.trained_in(sample.row.place):
+            if group.loss is not None:
                 continue
-            release = str(self.facts.release.at(trained.seq))
-            base = trained.version - 1
-            eta = self._eta(trained.ticket, trained.version, release)
+            release = str(self.facts.release.at(group.seq))
+            base = group.version - 1
+            eta = self._eta(group.ticket, group.version, release)
             versions = sample.trained_versions
             ages = base - versions
             self.finding.checked += len(versions)
             self._ages.update(ages.tolist())
             if len(versions) and int(ages.min()) < 0:
-                message = f"version {trained.version} trained on a token of version {int(versions.max())}, a later one"
-                self.fail(message, trained.ledger, sample.row, **sample.ids)
+                message = f"version {group.version} trained on a token of version {int(versions.max())}, a later one"
+                self.fail(message, group.ledger, sample.row, **sample.ids)
             if eta is None:
                 continue
             over = int((ages > eta).sum())
             self._over += over
             if release == "mask-head":
-                self._stale[trained.version] += over
+                self._stale[group.version] += over
             elif over and release in HARD:
                 message = (
-                    f"version {trained.version} was trained from {base} with {over} tokens of version "
+                    f"version {group.version} was trained from {base} with {over} tokens of version "
                     f"{int(versions.min())}: {int(ages.max())} behind where eta is {eta}"
                 )
-                self.fail(message, trained.ledger, sample.row, **sample.ids)
+                self.fail(message, group.ledger, sample.row, **sample.ids)
         self._deadline(sample)
 
     def _eta(self, ticket: int | None, version: int, release: str) -> int | None:
@@ -254,12 +255,12 @@ class Staleness(Law):
         return mark["eta"] if mark else None
 
     def _deadline(self, sample: SealedSample) -> None:
-        for trained in self.facts.trained_in(sample.row.place):
-            terms = self.facts.ready.get(trained.seq)
-            reserved = self.facts.release.at(trained.seq) == "reserve"
-            if terms and reserved and trained.version - 1 > terms[1]:
-                message = f"batch {trained.version - 1} holds a group whose deadline was batch {terms[1]}"
-                self.fail(message, trained.ledger, sample.row, **sample.ids)
+        for group in self.facts.trained_in(sample.row.place):
+            terms = self.facts.ready.get(group.seq)
+            is_reserve = self.facts.release.at(group.seq) == "reserve"
+            if terms and is_reserve and group.version - 1 > terms[1]:
+                message = f"batch {group.version - 1} holds a group whose deadline was batch {terms[1]}"
+                self.fail(message, group.ledger, sample.row, **sample.ids)
 
     def finish(self) -> None:
         """Under mask-head the learner says how many tokens it left out: exactly the stale ones."""
@@ -283,15 +284,15 @@ class MinVersion(Law):
     unit = "trained tokens"
 
     def trajectory(self, sample: SealedSample) -> None:
-        for trained in self.facts.trained_in(sample.row.place):
-            terms = self.facts.ready.get(trained.seq)
+        for group in self.facts.trained_in(sample.row.place):
+            terms = self.facts.ready.get(group.seq)
             versions = sample.trained_versions
             if terms is None or not len(versions):
                 continue
             self.finding.checked += len(versions)
             if int(versions.min()) < terms[0]:
                 message = f"a token of version {int(versions.min())} in a group that was granted from {terms[0]} on"
-                self.fail(message, trained.ledger, sample.row, **sample.ids)
+                self.fail(message, group.ledger, sample.row, **sample.ids)
 
 
 class Eligible(Law):
@@ -317,18 +318,18 @@ class Eligible(Law):
         row = sample.row
         self.finding.checked += 1
         if row["split"] != "train":
-            trained = self.facts.trained_in(row.place)
-            verb = f"was trained in version {trained[0].version}" if trained else "lies among what may be trained"
-            self.fail(f"a sample of split {row['split']} {verb}", row, *(t.ledger for t in trained[:1]), **sample.ids)
+            groups = self.facts.trained_in(row.place)
+            verb = f"was trained in version {groups[0].version}" if groups else "lies among what may be trained"
+            self.fail(f"a sample of split {row['split']} {verb}", row, *(t.ledger for t in groups[:1]), **sample.ids)
         traces = {trace.id: trace for trace in sample.traces}
         for call in sample.calls:
-            why = _barred(call) if call is not None else None
+            why = _why_ineligible(call) if call is not None else None
             trace = traces.get(call.body["lineage"]) if call is not None and why else None
             if call is not None and trace is not None and trace.mask.any() and trace.even:
                 reply = call.body["response_id"]
-                built = rebuild(trace, sample.calls)
-                own = [at for at, made in enumerate(built.made_by) if made == reply]
-                if len(built.tokens) == len(trace.tokens) and trace.mask[own].any():
+                arrays = rebuild(trace, sample.calls)
+                positions = [at for at, response in enumerate(arrays.made_by) if response == reply]
+                if len(arrays.tokens) == len(trace.tokens) and trace.mask[positions].any():
                     self.fail(f"tokens of reply {reply} train although it is {why}", row, call, **sample.ids)
 
         if row["tokens"] and self.facts.trained_in(row.place):
@@ -339,12 +340,12 @@ class Eligible(Law):
         mark = self._trained.get(row["root_trajectory"]) if row.name == "Event" else None
         if mark is None:
             return
-        ended = row["kind"] == "episode_ended" and row["trajectory"] == row["root_trajectory"]
+        is_end = row["kind"] == "episode_ended" and row["trajectory"] == row["root_trajectory"]
         why = _flaw(row)
         if why is not None:
             message = f"a trained sample's {row['kind']} is {why}"
             self.fail(message, row, mark, trajectory=row["root_trajectory"], event=row["id"])
-        if ended or why is not None:
+        if is_end or why is not None:
             del self._trained[row["root_trajectory"]]
 
     def evaluation(self, row: Row[Trajectory]) -> None:
@@ -360,17 +361,17 @@ def _flaw(event: Row[Event]) -> str | None:
         return "not governed"
     if event["kind"] == "gap" or governance["reason"] in CHAIN_FLAWS:
         return f"flagged ({governance['reason']})"
-    if event["kind"] in ("episode_started", "episode_ended") and governance["eligibility"] in BARRED:
+    if event["kind"] in ("episode_started", "episode_ended") and governance["eligibility"] in INELIGIBLE:
         return f"{governance['eligibility']} ({governance['reason']})"
     return None
 
 
-def _barred(call: Row[Event]) -> str | None:
+def _why_ineligible(call: Row[Event]) -> str | None:
     """Why a model call must not train, None when it may."""
     governance = call["governance"]
     if governance is None:
         return "not governed"
-    if governance["eligibility"] in BARRED:
+    if governance["eligibility"] in INELIGIBLE:
         return f"{governance['eligibility']} ({governance['reason']})"
     if governance["redaction"] == "failed":
         return "withheld: its redaction failed"

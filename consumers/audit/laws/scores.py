@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
-from millrace.consumers.score_ids import stored_id
+from millrace.consumers.scores import stored_id
 from millrace.infra.log.history.rows import Mark, Row
 from millrace.schemas.records import Evaluation, LedgerEntry
 
@@ -48,49 +48,49 @@ class Scores(Law):
         for problem in (*self._version(row.record), *_figures(row.record)):
             self.fail(f"an evaluation {problem}", row, evaluation=id)
 
-    def _version(self, said: Evaluation) -> Iterator[str]:
+    def _version(self, evaluation: Evaluation) -> Iterator[str]:
         """What is wrong with the versions that it names."""
-        version, hash = said["version"], said["ledger_hash"]
-        unknown = [one for one in said["versions"] if one not in self._versions]
+        version, hash = evaluation["version"], evaluation["ledger_hash"]
+        unknown = [one for one in evaluation["versions"] if one not in self._versions]
         if unknown and self.facts.begins_at_zero("ledger"):
             yield f"names version {unknown[0]}, which nobody committed"
         elif version is None:
             if hash is not None:
                 yield "names a ledger entry, but no version"
-        elif said["versions"] != [version]:
-            yield f"is of version {version}, but says that versions {said['versions']} answered"
-        elif version in self._versions and (said["digest"], hash) != self._versions[version]:
+        elif evaluation["versions"] != [version]:
+            yield f"is of version {version}, but says that versions {evaluation['versions']} answered"
+        elif version in self._versions and (evaluation["digest"], hash) != self._versions[version]:
             yield f"names another digest or ledger entry than that of version {version}"
 
 
-def _figures(said: Evaluation) -> Iterator[str]:
+def _figures(evaluation: Evaluation) -> Iterator[str]:
     """What does not follow from the rewards."""
-    tasks = [score["rewards"] for score in said["scores"]]
-    judged = [[reward for reward in rewards if reward is not None] for rewards in tasks]
-    unjudged = sum(len(rewards) for rewards in tasks) - sum(len(rewards) for rewards in judged)
-    if said["questions"] != len(tasks) or any(len(rewards) != said["samples"] for rewards in tasks):
-        yield f"says {said['questions']} tasks with {said['samples']} answers each; it holds others"
-    if said["unjudged"] != unjudged:
-        yield f"says {said['unjudged']} answers without a verdict; it holds {unjudged}"
-    if not 0 <= said["unfinished"] <= sum(len(rewards) for rewards in tasks):
-        yield f"says that {said['unfinished']} answers were cut off, which are more than there are"
-    means = [math.fsum(rewards) / len(rewards) for rewards in judged if rewards]
+    tasks = [score["rewards"] for score in evaluation["scores"]]
+    rewards_ = [[reward for reward in rewards if reward is not None] for rewards in tasks]
+    silences = sum(len(rewards) for rewards in tasks) - sum(len(rewards) for rewards in rewards_)
+    if evaluation["questions"] != len(tasks) or any(len(rewards) != evaluation["samples"] for rewards in tasks):
+        yield f"says {evaluation['questions']} tasks with {evaluation['samples']} answers each; it holds others"
+    if evaluation["unjudged"] != silences:
+        yield f"says {evaluation['unjudged']} answers without a verdict; it holds {silences}"
+    if not 0 <= evaluation["unfinished"] <= sum(len(rewards) for rewards in tasks):
+        yield f"says that {evaluation['unfinished']} answers were cut off, which are more than there are"
+    means = [math.fsum(rewards) / len(rewards) for rewards in rewards_ if rewards]
     true: dict[str, float | None] = {
         "mean": statistics.fmean(means) if means else None,
         "standard_error": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
     }
-    for name, found in (("mean", said["mean"]), ("standard_error", said["standard_error"])):
-        if not _same(found, true[name]):
-            yield f"says {name} {found}; its rewards come to {true[name]}"
-    for k, value in said["pass_at"].items():
-        if not k.isdigit() or not _same(value, _pass_at(judged, int(k), said["success"])):
+    for name, figure in (("mean", evaluation["mean"]), ("standard_error", evaluation["standard_error"])):
+        if not _same(figure, true[name]):
+            yield f"says {name} {figure}; its rewards come to {true[name]}"
+    for k, value in evaluation["pass_at"].items():
+        if not k.isdigit() or not _same(value, _pass_at(rewards_, int(k), evaluation["success"])):
             yield f"says {value} for pass@{k}, which does not follow from its rewards"
 
 
-def _pass_at(judged: list[list[float]], k: int, success: float) -> float | None:
+def _pass_at(tasks: list[list[float]], k: int, success: float) -> float | None:
     """The mean over tasks with k answers of the chance that one of k is right; None where there is no such task."""
     chances = []
-    for rewards in judged:
+    for rewards in tasks:
         if 1 <= k <= len(rewards):
             wrong = sum(reward < success for reward in rewards)
             chances.append(1 - math.comb(wrong, k) / math.comb(len(rewards), k))

@@ -64,7 +64,7 @@ class Turns(Law):
             self.fail(f"a slot begins with turn {number}", row, **ids)
         self._last[slot] = (number, row.mark)
         for span in row["ranges"]:
-            if not self.facts.mine(span["topic"]):
+            if not self.facts.is_ours(span["topic"]):
                 continue  # another policy's: audited with it
             where = (row["stage"], row["slot"], self.facts.kind(span["topic"]), span["partition"])
             taken = span["count"] + span["skipped"]
@@ -82,35 +82,35 @@ class Turns(Law):
     ) -> None:
         """Ranges in the order of their turns against the offsets that the partition holds."""
         before: _Range | None = None
-        for folded in ranges:
-            named = {**ids, "turn": folded.number}
-            low, high = np.searchsorted(offsets, [folded.first, folded.last + 1])
-            if before is not None and folded.first <= before.last:
-                message = f"offsets {folded.first} to {min(folded.last, before.last)} are folded twice"
-                self.fail(message, before.mark, folded.mark, **named)
-            elif folded.last < folded.first or folded.first < 0:
-                self.fail("a range ends before it begins, or begins before its topic", folded.mark, **named)
-            elif folded.first < start and high - low > folded.taken:
-                message = f"a turn read {folded.taken} records up to offset {folded.last}: {high - low} lie there"
-                self.fail(message, folded.mark, **named)
-            elif folded.first >= start and high - low != folded.taken:
-                message = f"a turn read {folded.taken} records of offsets {folded.first} to {folded.last}"
-                self.fail(f"{message}: {high - low} lie there", folded.mark, **named)
-            elif self._skipped(before, folded, offsets, start):
-                message = f"records before offset {folded.first} were never folded"
-                self.fail(message, *([before.mark] if before else []), folded.mark, **named)
-            before = folded
+        for span in ranges:
+            turn_ids = {**ids, "turn": span.number}
+            low, high = np.searchsorted(offsets, [span.first, span.last + 1])
+            if before is not None and span.first <= before.last:
+                message = f"offsets {span.first} to {min(span.last, before.last)} are folded twice"
+                self.fail(message, before.mark, span.mark, **turn_ids)
+            elif span.last < span.first or span.first < 0:
+                self.fail("a range ends before it begins, or begins before its topic", span.mark, **turn_ids)
+            elif span.first < start and high - low > span.taken:
+                message = f"a turn read {span.taken} records up to offset {span.last}: {high - low} lie there"
+                self.fail(message, span.mark, **turn_ids)
+            elif span.first >= start and high - low != span.taken:
+                message = f"a turn read {span.taken} records of offsets {span.first} to {span.last}"
+                self.fail(f"{message}: {high - low} lie there", span.mark, **turn_ids)
+            elif self._skips_records(before, span, offsets, start):
+                message = f"records before offset {span.first} were never folded"
+                self.fail(message, *([before.mark] if before else []), span.mark, **turn_ids)
+            before = span
 
     @staticmethod
-    def _skipped(before: _Range | None, folded: _Range, offsets: npt.NDArray[np.int64], start: int) -> bool:
+    def _skips_records(before: _Range | None, span: _Range, offsets: npt.NDArray[np.int64], start: int) -> bool:
         """Whether committed records lie between two ranges, or before the first one of a slot's first turn."""
         if before is None:
-            return folded.number == 0 and start == 0 and bool(len(offsets)) and int(offsets[0]) < folded.first
-        low, high = np.searchsorted(offsets, [max(before.last + 1, start), folded.first])
+            return span.number == 0 and start == 0 and bool(len(offsets)) and int(offsets[0]) < span.first
+        low, high = np.searchsorted(offsets, [max(before.last + 1, start), span.first])
         return bool(high > low)
 
 
-WRITTEN = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions", "dead-letters")
+STAGE_TOPICS = ("events", "trajectories", "evaluations", "completions", "grants", "resolutions", "dead-letters")
 """kinds of topic that stages alone write"""
 DIGITS = 18
 """of the number of a turn; a longer one is none"""
@@ -133,7 +133,7 @@ class Outputs(Law):
         """stage/slot -> first and last turn that is there"""
 
     def record(self, kind: str, record: Record) -> None:
-        if kind not in WRITTEN:
+        if kind not in STAGE_TOPICS:
             return
         self.finding.checked += 1
         mark = Mark(record.place, record.timestamp)
@@ -141,7 +141,7 @@ class Outputs(Law):
         if turn is None:
             self.fail(f"a record of {kind} was written by no turn", mark)
             return
-        if kind == "dead-letters" and _shown(turn.rpartition(b"/")[0].rpartition(b"/")[0]) not in self._stages:
+        if kind == "dead-letters" and _text(turn.rpartition(b"/")[0].rpartition(b"/")[0]) not in self._stages:
             return  # another policy's dispatch: audited with it
         self._wrote[turn, kind] += 1
         self._first.setdefault((turn, kind), mark)
@@ -149,32 +149,33 @@ class Outputs(Law):
     def turn(self, row: Row[Turn]) -> None:
         slot = f"{row['stage']}/{row['slot']}".encode()
         number = row["number"]
-        emitted = {self.facts.kind(topic): count for topic, count in row["emitted"].items() if self.facts.mine(topic)}
+        counts = row["emitted"].items()
+        emitted = {self.facts.kind(topic): count for topic, count in counts if self.facts.is_ours(topic)}
         self._turns[slot + b"/%d" % number] = (row.mark, emitted)
         first, last = self._span.get(slot, (number, number))
         self._span[slot] = (min(first, number), max(last, number))
 
     def finish(self) -> None:
         for (turn, kind), count in self._wrote.items():
-            known = self._turns.get(turn)
-            if known is None:
-                if self._expected(turn):
-                    message = f"a record of {kind} names turn {_shown(turn)}, which does not exist"
+            turn_row = self._turns.get(turn)
+            if turn_row is None:
+                if self._should_exist(turn):
+                    message = f"a record of {kind} names turn {_text(turn)}, which does not exist"
                     self.fail(message, self._first[turn, kind])
-            elif count > known[1].get(kind, 0):
-                message = f"turn {_shown(turn)} wrote {known[1].get(kind, 0)} records to {kind}, {count} lie there"
-                self.fail(message, known[0], self._first[turn, kind])
+            elif count > turn_row[1].get(kind, 0):
+                message = f"turn {_text(turn)} wrote {turn_row[1].get(kind, 0)} records to {kind}, {count} lie there"
+                self.fail(message, turn_row[0], self._first[turn, kind])
         for turn, (mark, emitted) in self._turns.items():
-            for kind in WRITTEN:
+            for kind in STAGE_TOPICS:
                 count, there = emitted.get(kind, 0), self._wrote.get((turn, kind), 0)
                 if there < count and self.facts.begins_at_zero(kind):
-                    self.fail(f"turn {_shown(turn)} wrote {count} records to {kind}, {there} lie there", mark)
+                    self.fail(f"turn {_text(turn)} wrote {count} records to {kind}, {there} lie there", mark)
 
-    def _expected(self, turn: bytes) -> bool:
+    def _should_exist(self, turn: bytes) -> bool:
         """Whether a turn of this name should be among those kept: neither older than the first nor newer than the last
         that was read. A slot of which none was read may have begun since the end was taken."""
         slot, _, number = turn.rpartition(b"/")
-        stage, _, partition = _shown(slot).rpartition("/")
+        stage, _, partition = _text(slot).rpartition("/")
         kind = turns_of(self.facts.kind(stage))
         if self.facts.stages.get(kind) != stage:
             return True  # anybody may write a header; no stage has this name
@@ -183,9 +184,9 @@ class Outputs(Law):
         first, last = self._span[slot]
         if not number.isdigit() or len(number) > DIGITS:
             return True
-        return first <= int(number) <= last or (int(number) > last and not self.facts.moved(kind, int(partition)))
+        return first <= int(number) <= last or (int(number) > last and not self.facts.has_moved(kind, int(partition)))
 
 
-def _shown(name: bytes) -> str:
+def _text(name: bytes) -> str:
     """What a header says, whatever bytes it holds."""
     return name.decode(errors="replace")

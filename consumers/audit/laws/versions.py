@@ -25,7 +25,7 @@ Item = tuple[tuple[str, int, int], ...]
 
 def item(group: TrainedGroup) -> Item:
     """The places of a group, as the ledger lists them."""
-    return tuple(_plain(place) for place in group["trajectories"])
+    return tuple(_as_tuple(place) for place in group["trajectories"])
 
 
 def said_order(config: str) -> tuple[int, int] | None:
@@ -37,23 +37,23 @@ def said_order(config: str) -> tuple[int, int] | None:
         return None
 
 
-def digest(trained: Sequence[Item], batch: int, seed: int) -> str | None:
+def digest(items: Sequence[Item], batch: int, seed: int) -> str | None:
     """sha256 hex over the places of a selection in its own order. trained: its items in the order of the first epoch;
     None for an order that cannot be."""
     try:
-        order = ItemOrder(len(trained), batch, seed)
+        order = ItemOrder(len(items), batch, seed)
         places = [index for step in range(order.steps) for index in order.items(step)]
     except (BadConfiguration, ValueError):
         return None
-    found = dict(zip(places, trained, strict=True))
+    by_place = dict(zip(places, items, strict=True))
     out = hashlib.sha256()
-    for index in range(len(trained)):
-        for topic, partition, offset in found[index]:
+    for index in range(len(items)):
+        for topic, partition, offset in by_place[index]:
             out.update(f"{topic}/{partition}@{offset}\n".encode())
     return out.hexdigest()
 
 
-def _plain(place: Place) -> tuple[str, int, int]:
+def _as_tuple(place: Place) -> tuple[str, int, int]:
     return place["topic"], place["partition"], place["offset"]
 
 
@@ -61,7 +61,7 @@ NO_SEQ = -1
 """the seq of what was never in the order of learning"""
 
 
-class _Both(NamedTuple):
+class _CommonFacts(NamedTuple):
     """What a weight event and its ledger entry both say."""
 
     digest: str
@@ -70,8 +70,8 @@ class _Both(NamedTuple):
     policy: str
 
 
-def _both(row: Row[LedgerEntry] | Row[WeightVersion]) -> _Both:
-    return _Both(row["digest"], row["seq_lo"], row["seq_hi"], row["policy"])
+def _common_facts(row: Row[LedgerEntry] | Row[WeightVersion]) -> _CommonFacts:
+    return _CommonFacts(row["digest"], row["seq_lo"], row["seq_hi"], row["policy"])
 
 
 class Versions(Law):
@@ -90,10 +90,10 @@ class Versions(Law):
     def weights(self, row: Row[WeightVersion]) -> None:
         version = row["version"]
         self.finding.checked += 1
-        wanted = self._last[0] + 1 if self._last else 0
-        if version != wanted and (self._last or self.facts.begins_at_zero("weights")):
-            shown = [self._last[1], row.mark] if self._last else [row.mark]
-            self.fail(f"weight event of version {version} where {wanted} belongs", *shown, version=version)
+        next_version = self._last[0] + 1 if self._last else 0
+        if version != next_version and (self._last or self.facts.begins_at_zero("weights")):
+            marks = [self._last[1], row.mark] if self._last else [row.mark]
+            self.fail(f"weight event of version {version} where {next_version} belongs", *marks, version=version)
         parent = version - 1 if version else None
         if not version and row["parent_policy"] is not None:
             # A branch: its first weights are those of a version of another policy.
@@ -108,17 +108,19 @@ class Versions(Law):
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
         version = row["version"]
-        other = self._weights.get(version)
+        event = self._weights.get(version)
         if version in self._entries:
             self.fail(f"version {version} has two ledger entries", row, version=version)
-        elif other is None:
+        elif event is None:
             if self.facts.begins_at_zero("weights"):
                 self.fail(f"ledger entry of version {version}, which has no weight event", row, version=version)
         else:
-            for field, mine, theirs in zip(_Both._fields, _both(row), _both(other), strict=True):
-                if mine != theirs:
-                    message = f"version {version}: {field} is {mine} in the ledger, {theirs} in its event"
-                    self.fail(message, other, row, version=version)
+            for field, entry_value, event_value in zip(
+                _CommonFacts._fields, _common_facts(row), _common_facts(event), strict=True
+            ):
+                if entry_value != event_value:
+                    message = f"version {version}: {field} is {entry_value} in the ledger, {event_value} in its event"
+                    self.fail(message, event, row, version=version)
             parent = self._weights.get(version - 1)
             if row["unchanged"] and parent is not None and parent["digest"] != row["digest"]:
                 message = f"version {version} says its bytes are its parent's ({row['unchanged']}), but they differ"
@@ -180,27 +182,27 @@ class Tiles(Law):
             yield f"takes seqs {row['seq_lo']} to {row['seq_hi']} of the order"
         if not row["groups"] or any(group["seq"] != NO_SEQ or not group["trajectories"] for group in row["groups"]):
             yield "does not name the places that it was trained on, all of them under no seq"
-        named = [place for group in row["groups"] for place in group["trajectories"]]
+        named_places = [place for group in row["groups"] for place in group["trajectories"]]
         source = f".{self.facts.parent_policy}.trajectories"
-        if any(not place["topic"].endswith(source) for place in named):
+        if any(not place["topic"].endswith(source) for place in named_places):
             yield f"names a place that is no trajectory of {self.facts.parent_policy}"
         for group in row["groups"]:
-            if not self._selected.issuperset(own := item(group)):
-                self._items.append(own)
-                self._selected.update(own)
+            if not self._selected.issuperset(places_ := item(group)):
+                self._items.append(places_)
+                self._selected.update(places_)
         self._order = self._order or said_order(row["config"])
         self._last_selected = row
         if len(self._selected) > places:
             yield f"and those before it name {len(self._selected)} places of a selection of {places}"
 
-    def _whole(self, row: Row[LedgerEntry]) -> None:
+    def _check_digest(self, row: Row[LedgerEntry]) -> None:
         """The digest of the selection, where all of it was trained by `row`, the last version that names it."""
-        version, named = row["version"], len(self._selected)
-        if named > self.facts.selected[version]:
+        version, count = row["version"], len(self._selected)
+        if count > self.facts.selected[version]:
             return  # that is said already
-        if named < self.facts.selected[version]:
+        if count < self.facts.selected[version]:
             self.note(
-                f"{named} of {self.facts.selected[version]} places of the selection were trained, so its digest cannot "
+                f"{count} of {self.facts.selected[version]} places of the selection were trained, so its digest cannot "
                 "be taken anew"
             )
         elif self._order is None or not self.facts.begins_at_zero("ledger"):
@@ -212,7 +214,7 @@ class Tiles(Law):
     def finish(self) -> None:
         """Sizes are checked last: settings are read after the ledger."""
         if self._last_selected is not None:
-            self._whole(self._last_selected)
+            self._check_digest(self._last_selected)
         for version, low, high, mark in self._ranges:
             batch = self.facts.batch.at(low)
             change = self.facts.batch.until(low)

@@ -29,7 +29,7 @@ WEIGHTS = ".safetensors"
 """how the names of files end that an engine loads where there is no index"""
 TEMPLATE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 CHUNK = 1 << 20
-GONE = (errno.ENOENT, errno.ESTALE, None)
+ABSENCES = (errno.ENOENT, errno.ESTALE, None)
 """what a file that is not there says: also one removed by another machine under a reader, and stores without numbers"""
 ADAPTER = "adapter_config.json"
 TOKENIZER = (
@@ -44,10 +44,10 @@ TOKENIZER = (
 DIGEST = re.compile(r"[0-9a-f]{64}")
 IMITATES = "sft"
 """the algorithm that may learn from text without exact tokens"""
-Selected = tuple[str | None, str | None, int | None, str | None, str | None, int | None, str | None]
+SelectionFacts = tuple[str | None, str | None, int | None, str | None, str | None, int | None, str | None]
 """text, digest and number of places of a selection, source and rubric of the rewards that it was trained on, and how
 many replies of it were text, and in which form"""
-UNSELECTED: Selected = (None,) * 7
+NO_SELECTION: SelectionFacts = (None,) * 7
 
 
 class Weights(Law):
@@ -67,7 +67,7 @@ class Weights(Law):
         self._root: tuple[str, Mark] | None = None
         self._named: bool | None = None
         """whether the version before, unless it is 0, lies in a directory that a learner named"""
-        self._selected: tuple[Selected, Mark] | None = None
+        self._selection: tuple[SelectionFacts, Mark] | None = None
         self._texts: dict[int, Mark] = {}
         """versions that were trained on text without exact tokens"""
         self._times: dict[int, tuple[int, Mark]] = {}
@@ -78,8 +78,8 @@ class Weights(Law):
         self.finding.checked += 1
         version = row["version"]
         self._times.setdefault(version, (row["time"], row.mark))
-        full, delta = row["full_bytes"], row["delta_bytes"]
-        self._sizes.setdefault(version, {"full_bytes": full, "sent_bytes": full if delta is None else delta})
+        size, delta = row["full_bytes"], row["delta_bytes"]
+        self._sizes.setdefault(version, {"full_bytes": size, "sent_bytes": size if delta is None else delta})
         for problem in (*self._alone(row), *self._directory(row)):
             self.fail(f"version {version} {problem}", row, version=version)
         self._against_first(row)
@@ -90,9 +90,9 @@ class Weights(Law):
         if row["policy"] != self.facts.policy or row.raw.key != row["policy"].encode():
             out.append(f"is of policy {row['policy']}, under key {row.raw.key!r}")
         first = _policy(self._first or row.record)
-        said = [name for name, value in _policy(row.record).items() if value is not None and value != first[name]]
-        if said:
-            out.append(f"says another {', '.join(said)} than version 0")
+        names = [name for name, value in _policy(row.record).items() if value is not None and value != first[name]]
+        if names:
+            out.append(f"says another {', '.join(names)} than version 0")
         if not row["version"] and row["shards"] not in (None, len(self.facts.starts["trajectories"])):
             out.append(f"says {row['shards']} shards, there are {len(self.facts.starts['trajectories'])}")
         mode = "adapter" if ADAPTER in files else "delta" if row["delta"] is not None else "full"
@@ -112,13 +112,13 @@ class Weights(Law):
         """Directories of a policy lie side by side and carry version and digest in their names; those that were made
         since the deployment was moved lie where it is now. Version 0 may lie anywhere."""
         root, _, name = row["uri"].rstrip("/").rpartition("/")
-        named = name.startswith("v")
+        is_named = name.startswith("v")
         out = []
         if row["version"]:
-            if self._named not in (None, named):
+            if self._named not in (None, is_named):
                 out.append(f"lies in {row['uri']!r}: of its policy, learners named some directories and not others")
-            self._named = named
-        if not named:
+            self._named = is_named
+        if not is_named:
             return out
         if row["delta"] is not None and row["delta"] != f"{root}/deltas/{name}.delta":
             out.append("has a delta that does not lie where those of its policy do")
@@ -132,15 +132,15 @@ class Weights(Law):
 
     def _branch(self, row: Row[WeightVersion]) -> None:
         """What a version says of another policy, or of a selection that it was trained on."""
-        version, said, first = row["version"], _selected(row.record), self._first or row.record
+        version, selection_facts, first = row["version"], _selection_facts(row.record), self._first or row.record
         if row["text_replies"] is not None:
             self._texts.setdefault(version, row.mark)
         if version and row["parent_policy"] is not None:
             message = f"version {version} names a parent in {row['parent_policy']}; only version 0 may have one there"
             self.fail(message, row, version=version)
-        if said == UNSELECTED:
+        if selection_facts == NO_SELECTION:
             return
-        selection, digest, places, source, rubric, replies, form = said
+        selection, digest, places, source, rubric, replies, form = selection_facts
         if first["parent_policy"] is None:
             self.fail(f"version {version} names a selection, but its policy is no branch", row, version=version)
         elif selection is None or digest is None or places is None or (source is None) != (rubric is None):
@@ -149,11 +149,11 @@ class Weights(Law):
             self.fail(f"version {version} names text without its form or its number", row, version=version)
         elif not DIGEST.fullmatch(digest) or places < 1:
             self.fail(f"version {version} names a selection of nothing", row, version=version)
-        elif self._selected is None:
-            self._selected = said, row.mark
-        elif self._selected[0] != said:
+        elif self._selection is None:
+            self._selection = selection_facts, row.mark
+        elif self._selection[0] != selection_facts:
             message = f"version {version} names another selection than the first version of the branch that names one"
-            self.fail(message, self._selected[1], row, version=version)
+            self.fail(message, self._selection[1], row, version=version)
 
     def _against_first(self, row: Row[WeightVersion]) -> None:
         """What the learner copies from version to version."""
@@ -165,10 +165,10 @@ class Weights(Law):
         for name, value in _texts(row.record).items():
             if value != first[name]:
                 self.fail(f"version {version} has another {name} than the first", self._mark, row, version=version)
-        own = {name: row["files"][name] for name in TOKENIZER if name in row["files"]}
-        if not own:
+        tokenizer_files = {name: row["files"][name] for name in TOKENIZER if name in row["files"]}
+        if not tokenizer_files:
             return
-        if version == 0 and hashlib.sha256(json.dumps(own).encode()).hexdigest() != row["tokenizer_hash"]:
+        if version == 0 and hashlib.sha256(json.dumps(tokenizer_files).encode()).hexdigest() != row["tokenizer_hash"]:
             self.fail("version 0 has a tokenizer_hash that is not the one of its files", row, version=version)
 
     def ledger(self, row: Row[LedgerEntry]) -> None:
@@ -181,15 +181,15 @@ class Weights(Law):
         if version in self._texts and (used := _algorithm(row.record)) != IMITATES:
             message = f"version {version} was trained on text without exact tokens by {used or 'nobody knows what'}"
             self.fail(f"{message}: only {IMITATES} may", self._texts[version], row, version=version)
-        known = self._times.get(version)
-        if known is not None and known[0] != row["time"]:
+        event = self._times.get(version)
+        if event is not None and event[0] != row["time"]:
             message = f"version {version} has another time in its event than in the ledger"
-            self.fail(message, known[1], row, version=version)
+            self.fail(message, event[1], row, version=version)
         for name, size in self._sizes.get(version, {}).items():
-            said = row["metrics"].get(name)
-            if said is not None and size is not None and said != size:
-                message = f"version {version} says {name} {said:g} in the ledger; its event says {size}"
-                self.fail(message, *([known[1]] if known else []), row, version=version)
+            figure = row["metrics"].get(name)
+            if figure is not None and size is not None and figure != size:
+                message = f"version {version} says {name} {figure:g} in the ledger; its event says {size}"
+                self.fail(message, *([event[1]] if event else []), row, version=version)
 
 
 def _policy(event: WeightVersion) -> dict[str, int | None]:
@@ -203,7 +203,7 @@ def _texts(event: WeightVersion) -> dict[str, str | None]:
     return {"tokenizer_hash": event["tokenizer_hash"], "template_hash": event["template_hash"]}
 
 
-def _selected(event: WeightVersion) -> Selected:
+def _selection_facts(event: WeightVersion) -> SelectionFacts:
     selection = event["selection"], event["selection_digest"], event["selection_places"]
     rewards = event["reward_source"], event["reward_rubric"]
     return *selection, *rewards, event["text_replies"], event["text_form"]
@@ -241,23 +241,23 @@ class Files(Law):
         version = row["version"]
         self._newest = row
         filesystem, root = fsspec.core.url_to_fs(row["uri"])
-        odd = [name for name in row["files"] if not is_plain(name)]
-        for name in odd:
+        outside = [name for name in row["files"] if not is_plain(name)]
+        for name in outside:
             self.fail("the event names a file outside its directory", row, version=version, file=name)
-        broken = [
+        problems = [
             (message, name)
-            for name, wanted in {**row["files"], MANIFEST: row["digest"]}.items()
-            if name not in odd and (message := _broken(filesystem, root, row, name, wanted))
+            for name, digest in {**row["files"], MANIFEST: row["digest"]}.items()
+            if name not in outside and (message := _file_problem(filesystem, root, row, name, digest))
         ]
-        broken += [(message, "") for message in (() if broken or odd else _figures(filesystem, root, row))]
+        problems += [(message, "") for message in (() if problems or outside else _figures(filesystem, root, row))]
         if row["delta"] is not None and (message := _delta(row)):
-            broken.append((message, ""))
+            problems.append((message, ""))
         if not filesystem.exists(root):  # asked last: a live learner may have collected it while its files were read
             self._collected += 1
             return
         self._found.add(version)
         self.finding.checked += len(row["files"]) + 1
-        for message, name in broken:
+        for message, name in problems:
             self.fail(message, row, version=version, **({"file": name} if name else {}))
 
     def finish(self) -> None:
@@ -271,17 +271,17 @@ class Files(Law):
         self.finding.facts |= {"directories": len(self._found), "collected": self._collected}
 
 
-def _broken(filesystem: Any, root: str, row: Row, name: str, wanted: str) -> str:
+def _file_problem(filesystem: Any, root: str, row: Row, name: str, digest: str) -> str:
     """What is wrong with a file of a version; empty when it is as its event says."""
     try:
-        found = _sha256(filesystem, f"{root}/{name}")
+        file_digest = _sha256(filesystem, f"{root}/{name}")
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in ABSENCES:
             raise
         return f"version {row['version']} has no {name} under {row['uri']}"
-    if found == wanted:
+    if file_digest == digest:
         return ""
-    return f"{name} of version {row['version']} hashes to {found[:12]}, its event says {wanted[:12]}"
+    return f"{name} of version {row['version']} hashes to {file_digest[:12]}, its event says {digest[:12]}"
 
 
 def _figures(filesystem: Any, root: str, row: Row[WeightVersion]) -> Iterator[str]:
@@ -296,10 +296,10 @@ def _figures(filesystem: Any, root: str, row: Row[WeightVersion]) -> Iterator[st
         size = sum(filesystem.size(f"{root}/{name}") for name in _weights(filesystem, root, row))
         if row["full_bytes"] not in (None, size):
             yield f"version {version} says {row['full_bytes']} bytes of weights, its files hold {size}"
-        if version == 0 and row["template_hash"] != (found := _template(filesystem, root, row)):
-            yield f"version 0 says chat template {row['template_hash'][:12]}, its files hold {found[:12]}"
+        if version == 0 and row["template_hash"] != (template := _template(filesystem, root, row)):
+            yield f"version 0 says chat template {row['template_hash'][:12]}, its files hold {template[:12]}"
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in ABSENCES:
             raise
 
 
@@ -325,15 +325,15 @@ def _delta(row: Row[WeightVersion]) -> str:
     """What is wrong with a version's delta; empty when it is as its event says, or was collected."""
     filesystem, path = fsspec.core.url_to_fs(row["delta"])
     try:
-        size, found = filesystem.size(path), _sha256(filesystem, path)
+        size, digest = filesystem.size(path), _sha256(filesystem, path)
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in ABSENCES:
             raise
         return ""
-    said = (row["delta_bytes"], row["delta_hash"])
-    if said == (size, found):
+    event_facts = (row["delta_bytes"], row["delta_hash"])
+    if event_facts == (size, digest):
         return ""
-    return f"the delta of version {row['version']} has {size} bytes and hash {found[:12]}, its event says otherwise"
+    return f"the delta of version {row['version']} has {size} bytes and hash {digest[:12]}, its event says otherwise"
 
 
 def _sha256(filesystem: Any, path: str) -> str:

@@ -81,7 +81,7 @@ def rebuild(
     """Fold what the stages read again, and compare it with what they wrote. Raises AuditError for a policy that is not
     there, ReplayError where a topic that was named cannot be made again, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved)
     roles = [role for role in stages_of(policy) if any(role in DERIVED[kind] for kind in asked.kinds)]
     lost, spans = _looked(walk, policy)
     lost = {role: why for role, why in lost.items() if role in roles}
