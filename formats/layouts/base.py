@@ -115,7 +115,7 @@ class ExportLayout:
     """whether its rows hold the exact tokens"""
 
     def rows(self, sample: ExportedSample) -> list[Content]:
-        """The rows of one sample; none where a row is a group. Raises Unsayable where the layout has no place for it."""
+        """The rows of one sample; none where a row is a group. Raises Unsayable where the layout has no place."""
         return []
 
     def group(

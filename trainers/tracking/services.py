@@ -1,4 +1,4 @@
-"""Trackers of other tools, TensorBoard, MLflow and Weights & Biases, whose packages may be missing."""
+"""Trackers by name; those of other tools, TensorBoard, MLflow and Weights & Biases, whose packages may be missing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from millrace.infra import durable
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.tracking.base import Tracker
+from millrace.trainers.tracking.jsonl import JsonlTracker
 
 PACKAGES = {
     "tensorboard": "tensorboard.summary.writer.event_file_writer",
@@ -178,3 +179,28 @@ class WandbTracker(Tracker):
 
     def close(self) -> None:
         self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {
+    "jsonl": lambda directory, run: JsonlTracker(directory),
+    "tensorboard": lambda directory, run: TensorboardTracker(directory),
+    "mlflow": MlflowTracker,
+    "wandb": WandbTracker,
+}
+"""What opens each, from a directory of its own and the name of the run."""
+
+
+def open_trackers(names: Iterable[str], directory: Path, run: str) -> list[Tracker]:
+    """The trackers called `names`, each in `directory`/name. Raises BadConfiguration for one that is not known or not
+    installed; then none is left open."""
+    opened: list[Tracker] = []
+    try:
+        for name in dict.fromkeys(names):
+            if name not in TRACKERS:
+                raise BadConfiguration(f"no tracker {name!r}: choose {', '.join(TRACKERS)}")
+            opened.append(TRACKERS[name](directory / name, run))
+    except BaseException:
+        for tracker in opened:
+            tracker.close()
+        raise
+    return opened

@@ -15,7 +15,7 @@ import pytest
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.tracking import services
 from millrace.trainers.tracking.base import Tracker
-from millrace.trainers.tracking.registry import TRACKERS, open_trackers
+from millrace.trainers.tracking.services import TRACKERS, open_trackers
 from tests.support import tracked
 from tests.support.documents import ROOT
 
