@@ -19,7 +19,7 @@ from itertools import islice
 
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.dialogue import Unsayable
-from millrace.formats.clearance import Allowed, cleared
+from millrace.formats.clearance import TenantRules, usable_calls
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.gaps import whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
@@ -96,7 +96,7 @@ class Selector:
     def __init__(
         self,
         history: History,
-        allowed: Allowed,
+        allowed: TenantRules,
         owner: str,
         limits: ModelLimits | None,
         writer: Writer | None = None,
@@ -151,7 +151,7 @@ class Selector:
 
     def _texts(self, record: Trajectory, calls: Sequence[Row[Event] | None]) -> Texts:
         """Of a trajectory without a problem."""
-        there = cleared([call for call in calls if call is not None], self._owner)
+        there = usable_calls([call for call in calls if call is not None], self._owner)
         return Texts() if self._writer is None else self._writer.texts(record, there)
 
     def _fetched(self, places: Sequence[Place], selected: Selected) -> Iterator[Row[Trajectory]]:
@@ -200,7 +200,7 @@ class Selector:
         return exact or (_candidate(row, texts), texts.refused)
 
 
-def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: Allowed, owner: str) -> str | None:
+def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: TenantRules, owner: str) -> str | None:
     """Why a sample may not be learned from; None where it may. calls: of its `events`, None where one cannot be read;
     allowed: the rules of today; owner: the tenant of the policy."""
     if sample["split"] != "train":
@@ -209,7 +209,7 @@ def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: All
         return TENANT
     there = [call for call in calls if call is not None]
     try:
-        cleared(there, owner)
+        usable_calls(there, owner)
     except Unsayable:
         return CALLS
     except SchemaError:

@@ -18,7 +18,7 @@ import orjson
 
 from millrace.formats.episodes.rows import BadRow
 from millrace.formats.files import fingerprint, reader
-from millrace.formats.imports.check import Checked, check, events
+from millrace.formats.imports.check import FileCheck, check, events
 from millrace.formats.imports.group_records import ImportTerms, Maker
 from millrace.infra import faults
 from millrace.infra.config import Settings
@@ -134,21 +134,21 @@ def import_into(
         raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
     terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
     with _Refusals(options.refused) as refusals:
-        checked = [_checked(path, options, terms, refusals, report) for path in paths]
-    summaries = [_summary(one, refusals) for one in checked]
+        checks = [_checked(path, options, terms, refusals, report) for path in paths]
+    summaries = [_summary(one, refusals) for one in checks]
     if refusals.count and not options.skip and not options.dry_run:
         raise ImportRefused(refusals.said())
     if bus is None or options.dry_run:
         return summaries
     faults.point("import.checked")
     maker = Maker(terms)  # for all files: equal rows are as many, whichever of them they lie in
-    for one, summary in zip(checked, summaries, strict=True):
+    for one, summary in zip(checks, summaries, strict=True):
         _send(bus, namespace, one, maker, claims, report)
         summary.sent = True
     return summaries
 
 
-def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> Checked:
+def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> FileCheck:
     return check(
         path,
         options.layout,
@@ -158,30 +158,30 @@ def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _
     )
 
 
-def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
-    again = one.layout()
+def _send(bus: Bus, namespace: str, one: FileCheck, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
+    layout = one.layout()
 
     def watch(done: int, total: int) -> None:
         report("importing", one.path, done, total)
 
     def groups() -> Iterator[list[Outgoing]]:
-        for _, records in events(again, reader(one.path), maker.group, _said_already, watch):
+        for _, records in events(layout, reader(one.path), maker.group, _said_already, watch):
             yield records
 
-    if fingerprint(one.path) != one.seen:
+    if fingerprint(one.path) != one.fingerprint:
         raise ImportRefused(f"{one.path} was written to after it was read, so nothing of it was imported: try again")
     try:
         send(bus, full_name(namespace, one.name), groups(), claims)
     except FencedError:
         raise ImportRefused(f"the rows of {one.path} are being imported by another process, which goes on") from None
-    if fingerprint(one.path) != one.seen:
+    if fingerprint(one.path) != one.fingerprint:
         raise ImportRefused(
             f"{one.path} was written to while it was imported, so what came of it may be neither the old file nor the "
             "new one: import files that nobody writes to any more"
         )
 
 
-def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
+def _summary(one: FileCheck, refusals: _Refusals) -> ImportSummary:
     return ImportSummary(
         str(one.path),
         one.layout.name,
@@ -189,9 +189,9 @@ def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
         one.groups,
         one.episodes,
         dict(one.events),
-        one.claimed,
-        dict(one.passed),
-        dict(one.refused),
+        one.token_rows,
+        dict(one.omissions),
+        dict(one.refusals),
         refusals.of(one.path),
     )
 
@@ -242,9 +242,9 @@ class _Refusals:
         if self.count > len(lines):
             lines.append(f"and {self.count - len(lines):,} more")
         rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
-        listed = "".join(f"  {line}\n" for line in lines)
+        examples = "".join(f"  {line}\n" for line in lines)
         return (
-            f"{rows} cannot be imported, so nothing was:\n{listed}"
+            f"{rows} cannot be imported, so nothing was:\n{examples}"
             "Mend them, or leave them out with --on-error skip; --refused FILE lists all of them"
         )
 

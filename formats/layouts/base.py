@@ -40,7 +40,7 @@ class ImportLayout(ABC):
     """one line for people: who writes it, and what a row is"""
 
     def __init__(self) -> None:
-        self.passed: Counter[str] = Counter()
+        self.omissions: Counter[str] = Counter()
         """what was left out of rows that were read, by kind"""
 
     @classmethod
@@ -63,8 +63,8 @@ class ImportLayout(ABC):
 
 def rest(content: Mapping[str, Any], used: Collection[str]) -> str:
     """What a row says beside what became steps and rewards, as JSON: what is known of its task. Empty for nothing."""
-    left = {name: value for name, value in content.items() if name not in used}
-    return json_text(left) if left else ""
+    others = {name: value for name, value in content.items() if name not in used}
+    return json_text(others) if others else ""
 
 
 def reward_of(
@@ -96,7 +96,7 @@ def split_of(content: Mapping[str, Any]) -> Split:
     return "evaluation" if content.get("split") == "evaluation" else "train"
 
 
-def named(value: Any) -> Content:
+def mapping_of(value: Any) -> Content:
     """A map, empty where a value is none."""
     return dict(value) if isinstance(value, Mapping) else {}
 

@@ -15,7 +15,7 @@ from millrace.consumers.learner.group.identity import Identity
 from millrace.consumers.learner.step.publish import machine
 from millrace.consumers.learner.version.collect import collect, serving_versions
 from millrace.consumers.replay.branch.items import BranchItem
-from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
+from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, version_metrics, weight_event
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
@@ -120,7 +120,7 @@ class Announcer(RunObserver):
         full = delta_files.full_size(written.path)
         event = weight_event(self.head, written, self._choice, full, now_micros())
         entry = ledger_entry(
-            self.head, event, items, joined(self._metrics), self._member, self._identity, machine(), self._eta
+            self.head, event, items, version_metrics(self._metrics), self._member, self._identity, machine(), self._eta
         )
         self._transactor.begin()
         key = event["policy"].encode()
