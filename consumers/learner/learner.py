@@ -69,7 +69,7 @@ class Learner:
     def _aside(self, roster: Roster) -> bool:
         """Wait while others train, or until enough are here; whether learning is over for this process."""
         p = self._parts
-        say = layouts.spare if roster.world else layouts.awaited
+        say = layouts.spare_text if roster.world else layouts.shortage_text
         why = say(p.settings.learner, len(roster.members))
         p.observer.on_phase("aside")
         p.observer.on_idle(why)
@@ -88,41 +88,41 @@ class Learner:
         token = p.membership.token
         assert token is not None, "settled"
         generation = Generation(p, roster, token)
-        ended: Regroup | Stop | None = None
+        verdict: Regroup | Stop | None = None
         broke: str | None = None
-        ours = False
+        is_ours = False
         self._watchdog.watch(roster)
         try:
-            ended = generation.run()
+            verdict = generation.run()
         except (RegroupError, RefusedError, UnreachableError) as error:
             broke = _first_line(error)
         except (RuntimeError, BusError) as error:
             # A collective that lost a peer raises RuntimeError; alone there is no peer to lose.
             if roster.world == 1:
                 raise
-            broke, ours = _first_line(error), True
+            broke, is_ours = _first_line(error), True
         p.observer.on_phase("broke" if broke else "ended")
         self._watchdog.rest()
         p.backend.tear_down()
         generation.close()
         p.observer.on_phase("torn")
-        self._breaks = self._breaks + 1 if ours and not generation.stepped else 0
+        self._breaks = self._breaks + 1 if is_ours and not generation.stepped else 0
         if self._breaks > MOST_BREAKS:
             raise LearnerError(
                 f"{self._breaks} generations broke in a row without a version, the last by: {broke}. The other "
                 "learners' logs say what ended them; one that dies in every step may lack memory: lower [learner] "
                 "tokens_per_pack"
             )
-        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
-        return isinstance(ended, Stop)
+        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(verdict)}")
+        return isinstance(verdict, Stop)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _reason(ended: Regroup | Stop | None) -> str:
-    return ended.reason if ended is not None else "it ended"
+def _reason(verdict: Regroup | Stop | None) -> str:
+    return verdict.reason if verdict is not None else "it ended"
 
 
 LOOK_S = 0.2
@@ -134,19 +134,19 @@ OVER_S = 2.0
 def wait(parts: Parts, roster: Roster) -> bool:
     """Poll until the group changes or this process is asked to stop; True when the last wanted version is committed, so
     that nothing is left to wait for. Raises UnreachableError when the log does not answer."""
-    looked = 0.0
+    look_s = 0.0
     while not parts.stopping() and parts.membership.holds(roster):
         parts.membership.poll(LOOK_S)
-        if time.monotonic() - looked > OVER_S:
+        if time.monotonic() - look_s > OVER_S:
             if _over(parts):
                 return True
-            looked = time.monotonic()
+            look_s = time.monotonic()
     return False
 
 
 def _over(parts: Parts) -> bool:
-    wanted = parts.settings.learner.max_versions
-    if not wanted:
+    last = parts.settings.learner.max_versions
+    if not last:
         return False
     head = newest.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
-    return head is not None and head.version >= wanted
+    return head is not None and head.version >= last

@@ -22,7 +22,7 @@ from rich.table import Column
 from millrace.consumers import policy_names
 from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.group.agreement import address
-from millrace.consumers.learner.group.identity import differing, identify, shown_by
+from millrace.consumers.learner.group.identity import identify, tag_differences, tag_of
 from millrace.consumers.learner.group.membership import refuses
 from millrace.consumers.learner.version.metrics import line, measure
 from millrace.infra.config import Settings, is_local
@@ -69,7 +69,7 @@ class _Stop:
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
     services.check(settings.learner.trackers)
-    if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
+    if check_peers(settings, bus) >= layouts.need_of(settings.learner).fewest:
         let_commit(settings, bus, stop)
     prepare_process(settings)
 
@@ -167,10 +167,10 @@ class LearnerScreen:
 
     def show(self, entry: LedgerEntry) -> None:
         """The line of a version that was committed; the time beside it begins anew."""
-        said = line(entry)
-        self._live.reset(self._task, description=f"{self._policy} {said}", completed=entry["version"])
+        text = line(entry)
+        self._live.reset(self._task, description=f"{self._policy} {text}", completed=entry["version"])
         if self._live.disable or entry["unchanged"] or any(group["lost"] is not None for group in entry["groups"]):
-            self._console.print(said, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 LONGEST_S = 3.0
@@ -182,16 +182,16 @@ LOOK_S = 0.25
 def check_peers(settings: Settings, bus: Bus) -> int:
     """How many live learners the policy has. Raises RefusedMember where this one differs from them, before joining
     costs them a rebalance."""
-    mine = identify(settings).shown
+    tag = identify(settings).tag
     members = bus.group(policy_names.group(settings)).members
-    others = [shown_by(member.client_id) for member in members if not refuses(*address(member.client_id))]
-    wrong = differing([*others, mine], "").get(len(others))
-    if others and wrong:
+    tags = [tag_of(member.client_id) for member in members if not refuses(*address(member.client_id))]
+    wrong = tag_differences([*tags, tag], "").get(len(tags))
+    if tags and wrong:
         raise RefusedMember(
             f"the learners of {settings.policy.name} that are running differ from this one in {wrong}: "
             "make it equal or stop them, then start it again"
         )
-    return len(others)
+    return len(tags)
 
 
 def let_commit(

@@ -90,16 +90,16 @@ class Replay:
         self._judge = judge
         self._told = told
 
-    async def run(self, bus: Bus, sealed: Sealed) -> RewardComparison:
+    async def run(self, bus: Bus, attempts: Sealed) -> RewardComparison:
         """Judge what of these is not yet judged. Raises FencedError when another run of this replay begins."""
         report = RewardComparison()
-        report.wanted = len(sealed)
+        report.wanted = len(attempts)
         with bus.transactor(self._owner()) as transactor:
-            done = self._done()
-            left = {key: one for key, one in sealed.items() if reward_id(key[0], self._evaluator) not in done}
-            report.already = len(sealed) - len(left)
-            before = {trajectory: value for (trajectory, _), value in left.items()}
-            ends = self._ends(left)
+            reward_ids = self._done()
+            rest = {key: one for key, one in attempts.items() if reward_id(key[0], self._evaluator) not in reward_ids}
+            report.already = len(attempts) - len(rest)
+            before = {trajectory: value for (trajectory, _), value in rest.items()}
+            ends = self._ends(rest)
             while batch := list(islice(ends, AT_ONCE)):
                 answers = [out for out in await asyncio.gather(*map(self._judge, batch)) if out is not None]
                 faults.point("replay.judged")
@@ -112,17 +112,17 @@ class Replay:
                 for out in answers:
                     trajectory, reward = self._read(out)
                     report.add(before[trajectory], reward)
-                self._told(report.judged, len(left))
-        report.gone = len(left) - report.judged
+                self._told(report.judged, len(rest))
+        report.gone = len(rest) - report.judged
         return report
 
     def _owner(self) -> str:
-        history, who = self._history, self._evaluator
-        return full_name(history.namespace, f"{history.policy}.replay-{who.replay}-{who.source}-{who.rubric}")
+        history, by = self._history, self._evaluator
+        return full_name(history.namespace, f"{history.policy}.replay-{by.replay}-{by.source}-{by.rubric}")
 
     def _done(self) -> set[str]:
         """Ids of the rewards of this replay that the log holds, admitted or not yet."""
-        found = set[str]()
+        reward_ids = set[str]()
         source = self._evaluator.source.encode()
         for kind in (RAW, EVENTS):
             rows = self._history.rows(
@@ -133,15 +133,15 @@ class Replay:
                     with suppress(SchemaError):  # a dead letter says so
                         reward: Reward = row.body
                         if reward["replay"] == self._evaluator.replay:
-                            found.add(reward["reward_id"])
-        return found
+                            reward_ids.add(reward["reward_id"])
+        return reward_ids
 
-    def _ends(self, left: Iterable[tuple[str, str]]) -> Iterator[Record]:
+    def _ends(self, attempts: Iterable[tuple[str, str]]) -> Iterator[Record]:
         """The records that say how these attempts ended."""
-        wanted = dict(iter(left))  # of pairs, not a copy of what maps them
+        attempt_of = dict(iter(attempts))  # of pairs, not a copy of what maps them
         for row in self._history.rows(EVENTS, own=True, only=lambda r: r.headers.get("kind") == b"episode_ended"):
-            if row.name == "Event" and wanted.get(row.record["trajectory"]) == row.record["attempt"]:
-                del wanted[row.record["trajectory"]]
+            if row.name == "Event" and attempt_of.get(row.record["trajectory"]) == row.record["attempt"]:
+                del attempt_of[row.record["trajectory"]]
                 yield row.raw
 
     def _read(self, out: Outgoing) -> tuple[str, Reward]:

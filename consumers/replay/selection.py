@@ -115,79 +115,79 @@ class Selector:
         """Of the renderer that writes text; empty where none does."""
         return "" if self._writer is None else self._writer.name
 
-    def by_rule(self, wanted: Wanted) -> Selected:
+    def by_rule(self, rule: Wanted) -> Selected:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
-        selected = Selected(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
-        self._judge(self._history.rows(TRAJECTORIES), wanted, selected)
+        selection = Selected(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
+        self._judge(self._history.rows(TRAJECTORIES), rule, selection)
         for partition in self._history.partitions(EVALUATIONS):
-            selected.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
-        return selected
+            selection.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
+        return selection
 
-    def by_places(self, places: Iterable[Place], wanted: Wanted = lambda _: True) -> Selected:
+    def by_places(self, places: Iterable[Place], rule: Wanted = lambda _: True) -> Selected:
         """Those at the places of a list, such as SQL gives, that a rule wants too. Raises UnreachableError."""
-        selected, named = Selected(), list(dict.fromkeys(source := list(places)))
-        selected.left_out[TWICE] += len(source) - len(named)
+        selection, unique = Selected(), list(dict.fromkeys(source := list(places)))
+        selection.left_out[TWICE] += len(source) - len(unique)
         trajectories, evaluations = (self._history.names[kind] for kind in (TRAJECTORIES, EVALUATIONS))
-        selected.left_out[EVALUATION] += sum(place.topic == evaluations for place in named)
-        selected.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in named)
+        selection.left_out[EVALUATION] += sum(place.topic == evaluations for place in unique)
+        selection.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in unique)
         self._judge(
-            self._fetched([place for place in named if place.topic == trajectories], selected), wanted, selected
+            self._fetched([place for place in unique if place.topic == trajectories], selection), rule, selection
         )
-        return selected
+        return selection
 
     def texts(self, places: Sequence[Place]) -> list[Texts | str]:
         """The text of the trajectories at some places, cleared anew, or why a place has none (any more)."""
-        found: list[Texts | str] = []
+        texts: list[Texts | str] = []
         rows = self._history.fetch(TRAJECTORIES, places)
         calls = iter(self._calls([place for row in rows if row is not None for place in row.places("events")]))
         for row in rows:
             if row is None:
-                found.append(UNREADABLE)
+                texts.append(UNREADABLE)
                 continue
-            own = [next(calls) for _ in row["events"]]
-            why = problem(row.record, own, self._allowed, self._owner)
-            found.append(self._texts(row.record, own) if why is None else why)
-        return found
+            events = [next(calls) for _ in row["events"]]
+            why = problem(row.record, events, self._allowed, self._owner)
+            texts.append(self._texts(row.record, events) if why is None else why)
+        return texts
 
     def _texts(self, record: Trajectory, calls: Sequence[Row[Event] | None]) -> Texts:
         """Of a trajectory without a problem."""
         there = usable_calls([call for call in calls if call is not None], self._owner)
         return Texts() if self._writer is None else self._writer.texts(record, there)
 
-    def _fetched(self, places: Sequence[Place], selected: Selected) -> Iterator[Row[Trajectory]]:
+    def _fetched(self, places: Sequence[Place], selection: Selected) -> Iterator[Row[Trajectory]]:
         for first in range(0, len(places), CHUNK):
             for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
                 if row is None:
-                    selected.left_out[UNREADABLE] += 1
+                    selection.left_out[UNREADABLE] += 1
                 else:
                     yield row
 
-    def _judge(self, rows: Iterable[Row[Trajectory]], wanted: Wanted, selected: Selected) -> None:
+    def _judge(self, rows: Iterable[Row[Trajectory]], rule: Wanted, selection: Selected) -> None:
         source = iter(rows)
         while chunk := list(islice(source, CHUNK)):
             calls = iter(self._calls([place for row in chunk for place in row.places("events")]))
             for row in chunk:
-                own = [next(calls) for _ in row["events"]]
-                match self._looked_at(row, own, wanted):
+                events = [next(calls) for _ in row["events"]]
+                match self._looked_at(row, events, rule):
                     case str() as reason:
-                        selected.left_out[reason] += 1
+                        selection.left_out[reason] += 1
                     case candidate, unsaid:
-                        selected.candidates.append(candidate)
-                        selected.unsaid += unsaid
+                        selection.candidates.append(candidate)
+                        selection.unsaid += unsaid
 
     def _calls(self, places: Sequence[Place]) -> list[Row[Event] | None]:
         kind: Kind[Event] = EVENTS
         return self._history.fetch(kind, places) if places else []
 
     def _looked_at(
-        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted
+        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], rule: Wanted
     ) -> tuple[BranchCandidate, Counter[str]] | str:
         """A candidate and its replies that are passed over, or why it is none."""
         record = row.record
         found = problem(record, calls, self._allowed, self._owner)
         if found is not None:
             return found
-        if not wanted(record):
+        if not rule(record):
             return UNWANTED
         if self._limits is None:
             return _candidate(row, Texts()), Counter()
@@ -200,12 +200,12 @@ class Selector:
         return exact or (_candidate(row, texts), texts.refused)
 
 
-def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: TenantRules, owner: str) -> str | None:
+def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], rules: TenantRules, owner: str) -> str | None:
     """Why a sample may not be learned from; None where it may. calls: of its `events`, None where one cannot be read;
     allowed: the rules of today; owner: the tenant of the policy."""
     if sample["split"] != "train":
         return EVALUATION
-    if allowed(sample["tenant"], sample["split"]) is not None:
+    if rules(sample["tenant"], sample["split"]) is not None:
         return TENANT
     there = [call for call in calls if call is not None]
     try:

@@ -176,10 +176,10 @@ def learned(asked: Asked) -> Any:
             places = [(one["topic"], one["partition"], one["offset"]) for one in group["trajectories"]]
             part = PlacedGroup(group["seq"] or 0, group["group"], places)
             share = read(reader, [part], vocabulary=LIMITS.vocabulary, longest=LIMITS.longest)
-            found.append((group["seq"], group["group"], [one.trajectory for one in share.samples], share.lost))
+            found.append((group["seq"], group["group"], [one.trajectory for one in share.samples], share.losses))
         log.frontier.offsets(batch.seq_hi)
         seq = batch.seq_hi
-        log.committed(seq)
+        log.commit(seq)
     committed = log.all_digests(max(0, len(found)))
     return found, committed, log.deltas(committed)
 

@@ -183,15 +183,15 @@ class Tickets(Law):
         self._count(set(self._granted) | set(unsolicited))
 
     def _dense(self, tickets: list[int]) -> None:
-        expected_ = self._floor
+        next_ticket = self._floor
         for ticket in tickets:
             if ticket < self._floor:
                 continue
-            if ticket != expected_:
+            if ticket != next_ticket:
                 mark = self._granted[ticket][0] if ticket in self._granted else self._resolved[ticket][2]
-                gap = f"ticket {expected_}" if ticket == expected_ + 1 else f"tickets {expected_} to {ticket - 1}"
-                self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=expected_)
-            expected_ = ticket + 1
+                gap = f"ticket {next_ticket}" if ticket == next_ticket + 1 else f"tickets {next_ticket} to {ticket - 1}"
+                self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=next_ticket)
+            next_ticket = ticket + 1
 
     def _count(self, known: set[int]) -> None:
         kinds = Counter(kind for ticket, (kind, _, _) in self._resolved.items() if ticket in known)

@@ -66,15 +66,15 @@ class Scores(Law):
 def _figures(evaluation: Evaluation) -> Iterator[str]:
     """What does not follow from the rewards."""
     tasks = [score["rewards"] for score in evaluation["scores"]]
-    rewards_ = [[reward for reward in rewards if reward is not None] for rewards in tasks]
-    silences = sum(len(rewards) for rewards in tasks) - sum(len(rewards) for rewards in rewards_)
+    verdicts = [[reward for reward in rewards if reward is not None] for rewards in tasks]
+    silences = sum(len(rewards) for rewards in tasks) - sum(len(rewards) for rewards in verdicts)
     if evaluation["questions"] != len(tasks) or any(len(rewards) != evaluation["samples"] for rewards in tasks):
         yield f"says {evaluation['questions']} tasks with {evaluation['samples']} answers each; it holds others"
     if evaluation["unjudged"] != silences:
         yield f"says {evaluation['unjudged']} answers without a verdict; it holds {silences}"
     if not 0 <= evaluation["unfinished"] <= sum(len(rewards) for rewards in tasks):
         yield f"says that {evaluation['unfinished']} answers were cut off, which are more than there are"
-    means = [math.fsum(rewards) / len(rewards) for rewards in rewards_ if rewards]
+    means = [math.fsum(rewards) / len(rewards) for rewards in verdicts if rewards]
     true: dict[str, float | None] = {
         "mean": statistics.fmean(means) if means else None,
         "standard_error": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
@@ -83,7 +83,7 @@ def _figures(evaluation: Evaluation) -> Iterator[str]:
         if not _same(figure, true[name]):
             yield f"says {name} {figure}; its rewards come to {true[name]}"
     for k, value in evaluation["pass_at"].items():
-        if not k.isdigit() or not _same(value, _pass_at(rewards_, int(k), evaluation["success"])):
+        if not k.isdigit() or not _same(value, _pass_at(verdicts, int(k), evaluation["success"])):
             yield f"says {value} for pass@{k}, which does not follow from its rewards"
 
 

@@ -187,9 +187,9 @@ class Tiles(Law):
         if any(not place["topic"].endswith(source) for place in named_places):
             yield f"names a place that is no trajectory of {self.facts.parent_policy}"
         for group in row["groups"]:
-            if not self._selected.issuperset(places_ := item(group)):
-                self._items.append(places_)
-                self._selected.update(places_)
+            if not self._selected.issuperset(group_places := item(group)):
+                self._items.append(group_places)
+                self._selected.update(group_places)
         self._order = self._order or said_order(row["config"])
         self._last_selected = row
         if len(self._selected) > places:

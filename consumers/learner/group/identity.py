@@ -48,7 +48,7 @@ NOT_TRAINING = frozenset(
     }
 )
 """settings of [learner] that may differ among learners"""
-SHOWN = 8
+TAG_CHARS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Identity:
     models: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def shown(self) -> str:
+    def tag(self) -> str:
         """What the client id says: configuration, code and libraries, shortened."""
-        return "-".join(part[:SHOWN] for part in (self.config, self.code, library_hash(self.libraries)))
+        return "-".join(part[:TAG_CHARS] for part in (self.config, self.code, library_hash(self.libraries)))
 
 
 def library_hash(libraries: Mapping[str, str]) -> str:
@@ -77,12 +77,12 @@ def library_hash(libraries: Mapping[str, str]) -> str:
 def libraries(backends: Collection[str], *, gpu: bool) -> dict[str, str]:
     """Versions by name of what these backends train with here; gpu: on a GPU, so by its kernels and driver too."""
     names = [*LIBRARIES, *(name for backend in sorted({*backends}) for name in OF_BACKEND.get(backend, ()))]
-    found = {"python": platform.python_version(), **{name: _version(name) for name in names}}
+    versions = {"python": platform.python_version(), **{name: _version(name) for name in names}}
     if gpu:
         import torch  # seconds, and whoever asks has it loaded anyway
 
-        found |= {"triton": _version("triton"), "cuda": torch.version.cuda or "none", DRIVER: cuda.driver()}
-    return found
+        versions |= {"triton": _version("triton"), "cuda": torch.version.cuda or "none", DRIVER: cuda.driver()}
+    return versions
 
 
 def _version(name: str) -> str:
@@ -96,11 +96,12 @@ def _version(name: str) -> str:
 def identify(settings: Settings) -> Identity:
     """Of this process. Raises ConfigError where a model that `[learner]` names cannot be read."""
     models = digests(settings.learner)
+    backends = [place.layout.backend for place in layouts.role_places(settings.learner)]
     text = configuration(settings, models)
     return Identity(
         config=hashlib.sha256(text.encode()).hexdigest(),
         code=code_hash(),
-        libraries=libraries([place.layout.backend for place in layouts.chosen(settings.learner)], gpu=cuda.usable()),
+        libraries=libraries(backends, gpu=cuda.usable()),
         cpu=cpu_hash(),
         text=text,
         models=models,
@@ -112,8 +113,8 @@ def configuration(settings: Settings, models: Mapping[str, str]) -> str:
     training = {k: v for k, v in settings.learner.model_dump(mode="json").items() if k not in NOT_TRAINING}
     training["backend"] = layouts.canonical(settings.learner)
     training |= {role: f"sha256:{digest}" for role, digest in models.items()}
-    whole = {"learner": training, "policy": settings.policy.name, "release": settings.policy.release}
-    return json.dumps(masking.in_values(whole), sort_keys=True)
+    content = {"learner": training, "policy": settings.policy.name, "release": settings.policy.release}
+    return json.dumps(masking.in_values(content), sort_keys=True)
 
 
 @cache
@@ -139,18 +140,18 @@ def cpu_hash() -> str:
     return _json_digest([platform.machine(), sorted(flags)])[:16]
 
 
-def shown_by(client_id: str) -> str:
+def tag_of(client_id: str) -> str:
     """What a member's client id shows of its identity."""
     return client_id.rpartition("@")[0].partition("/")[2]
 
 
-def differing(shown: Sequence[str], ledger: str) -> dict[int, str]:
+def tag_differences(tags: Sequence[str], ledger: str) -> dict[int, str]:
     """index -> in what, for members that differ from the right one: the ledger's identity, where some member has it,
     else the first member's."""
-    if not shown:
+    if not tags:
         return {}
-    right = ledger if ledger in shown else shown[0]
-    return {index: _what(one, right) for index, one in enumerate(shown) if one != right}
+    right = ledger if ledger in tags else tags[0]
+    return {index: _what(one, right) for index, one in enumerate(tags) if one != right}
 
 
 def _what(one: str, right: str) -> str:
@@ -166,8 +167,8 @@ def _json_digest(value: Any) -> str:
 def digests(learner: config.Learner) -> dict[str, str]:
     """sha256 hex over configuration and weights of each frozen model that `[learner]` names, by role. Raises
     ConfigError for a directory that cannot be read."""
-    named = {role: Path(path) for role in FROZEN if (path := getattr(learner, role))}
-    return {role: _model_digest(role, directory) for role, directory in named.items()}
+    models = {role: Path(path) for role in FROZEN if (path := getattr(learner, role))}
+    return {role: _model_digest(role, directory) for role, directory in models.items()}
 
 
 def _model_digest(role: str, directory: Path) -> str:

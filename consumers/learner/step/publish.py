@@ -102,9 +102,9 @@ class Step:
     batch: Batch
     state: State
     report: Report
-    lost: Mapping[int, str]
+    losses: Mapping[int, str]
     cells: Sequence[int]
-    computed: Mapping[int, int]
+    cell_by_seq: Mapping[int, int]
 
 
 def machine() -> Machine:
@@ -126,7 +126,7 @@ class Leader:
         self.log = parts.log = parts.log or PolicyLog(
             parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
         )
-        self.log.committed(self.head.seq_hi)
+        self.log.commit(self.head.seq_hi)
 
     def close(self) -> None:
         """Drop the transactor. It is never kept: the next leader fences before it reads."""
@@ -158,14 +158,14 @@ class Leader:
             step.batch,
             written,
             step.report,
-            step.lost,
+            step.losses,
             self._roster,
             ranks,
             p.backend.layout,
             p.identity,
             machine(),
             now,
-            step.computed,
+            step.cell_by_seq,
         )
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)
@@ -173,7 +173,7 @@ class Leader:
             p.observer.warn(self.failure)
         else:
             self.head = Head(event, entry)
-            self.log.committed(self.head.seq_hi)
+            self.log.commit(self.head.seq_hi)
             p.observer.on_phase("committed")
             p.observer.on_commit(entry)
             self._collect()

@@ -149,7 +149,7 @@ class PolicyLog:
             passed_over(record, f"it names places outside {topic}")
         return good
 
-    def committed(self, seq_hi: int) -> None:
+    def commit(self, seq_hi: int) -> None:
         """A version up to `seq_hi` is committed."""
         self.order.commit(seq_hi)
         self.frontier.commit(seq_hi)

@@ -119,9 +119,9 @@ class BranchOptions:
 
     def models(self, parent: Path) -> dict[str, Path]:
         """Directories of the frozen models, by role; a reference is the version that the branch begins at."""
-        held = self.algorithm().holds
-        named = {REFERENCE: parent, TEACHER: self.teacher}
-        return {role: path for role, path in named.items() if path is not None and role in held}
+        roles = self.algorithm().holds
+        paths = {REFERENCE: parent, TEACHER: self.teacher}
+        return {role: path for role, path in paths.items() if path is not None and role in roles}
 
     def settings(self, source: Settings) -> Settings:
         """Those of the branch as a policy of its own."""
@@ -132,18 +132,18 @@ def about(options: BranchOptions, source: str, version: int, digest: str, models
     """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
     models: content by role."""
     loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "what_is_left", "device"}
-    same = [each.name for each in fields(options) if each.name not in loose]
-    found = {name: getattr(options, name) for name in same}
-    found["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
-    return {**found, "policy": source, "version": version, "digest": digest, "models": dict(models)}
+    names = [one.name for one in fields(options) if one.name not in loose]
+    values = {name: getattr(options, name) for name in names}
+    values["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
+    return {**values, "policy": source, "version": version, "digest": digest, "models": dict(models)}
 
 
-def identity(options: BranchOptions, settings: Settings, described: Mapping[str, Any]) -> Identity:
+def identity(options: BranchOptions, settings: Settings, description: Mapping[str, Any]) -> Identity:
     """What trains: configuration, code, libraries, models. settings: of the branch."""
-    models: dict[str, str] = dict(described["models"])
+    models: dict[str, str] = dict(description["models"])
     learner = {"algorithm": options.kind.algorithm, **{role: f"sha256:{digest}" for role, digest in models.items()}}
-    whole = {"branch": described, "learner": learner, "policy": settings.policy.name}
-    text = masking.in_text(json.dumps(whole, sort_keys=True))
+    content = {"branch": description, "learner": learner, "policy": settings.policy.name}
+    text = masking.in_text(json.dumps(content, sort_keys=True))
     used = libraries([TORCH], gpu=options.device != "cpu" and cuda.usable())
     return Identity(hashlib.sha256(text.encode()).hexdigest(), code_hash(), used, cpu_hash(), text, models)
 

@@ -121,13 +121,13 @@ def _refuse(
     versions: RecordedVersions, route: Plan, settings_of: Callable[[RecordedVersion], Settings], *, anyway: bool
 ) -> bool:
     """Whether every bit can be expected. Raises ProofError where not, unless `anyway`."""
-    places: dict[int, same_environment.Place] = {}
+    places: dict[int, same_environment.TrainingPlace] = {}
     deviations = []
     for number in route.steps:
         version = versions.versions[number]
         settings = settings_of(version)
         if id(settings) not in places:
-            places[id(settings)] = same_environment.this_place(settings)
+            places[id(settings)] = same_environment.training_place(settings)
         if differences := same_environment.differences(places[id(settings)], version.entry):
             deviations.append((number, differences))
     if deviations and not anyway:
@@ -281,7 +281,7 @@ def load(
     entry, files, start = on_record(folder)
     if entry["config"]:
         settings = same_environment.settings_of(settings, entry)
-    differences = same_environment.differences(same_environment.this_place(settings), entry)
+    differences = same_environment.differences(same_environment.training_place(settings), entry)
     if differences and not anyway:
         raise ProofError(same_environment.refusal([(entry["version"], differences)]))
     root = scratch / "versions"

@@ -152,7 +152,7 @@ class Prover:
             if group["seq"] not in lost
         ]
         share = read(self._reader, parts, vocabulary=ANY, longest=ANY)
-        if share.lost:
+        if share.losses:
             raise ProofError(
                 f"version {version.number} was trained on what cannot be read any more: {share.details[0]}. Restore "
                 "it, or prove versions after it from one that is kept"
@@ -295,4 +295,4 @@ def linked(directory: Path, root: Path) -> Path:
 
 def ranks(settings: Settings) -> int:
     """How many ranks the layout of [learner] backend has as it is written."""
-    return sum(place.layout.world for place in layouts.chosen(settings.learner))
+    return sum(place.layout.world for place in layouts.role_places(settings.learner))

@@ -24,7 +24,7 @@ from millrace.trainers.backends.layout import FROZEN
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingPlace:
     """What would train in this place. device: what computes; threads: of its CPU kernels."""
 
     identity: Identity
@@ -32,12 +32,12 @@ class Place:
     threads: int
 
 
-def this_place(settings: Settings) -> Place:
+def training_place(settings: Settings) -> TrainingPlace:
     """Of this machine with these settings. Raises ConfigError where a model that `[learner]` names cannot be read."""
-    return Place(identify(settings), machine().device, settings.learner.threads)
+    return TrainingPlace(identify(settings), machine().device, settings.learner.threads)
 
 
-def differences(place: Place, entry: LedgerEntry) -> list[str]:
+def differences(place: TrainingPlace, entry: LedgerEntry) -> list[str]:
     """Each thing by which a step here differs from the one of `entry`, in words."""
     out: list[str] = []
     identity = place.identity

@@ -32,17 +32,17 @@ def run(settings: Settings, topics: Sequence[str], out: Path | None = None, *, a
 
     Raises ConfigError for a topic that no stage writes, ReplayError for one whose sources are nowhere."""
     kinds = kinds_of(topics, settings.namespace, settings.policy.name)
-    asked = RebuildRequest(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
-    with ExitStack() as held:
-        bus = held.enter_context(history(settings))
-        watch = held.enter_context(progress(Terminal(stderr=True)))
+    request = RebuildRequest(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
+    with ExitStack() as stack:
+        bus = stack.enter_context(history(settings))
+        watch = stack.enter_context(progress(Terminal(stderr=True)))
         store = claims(settings)
         report = rebuild(
             bus,
             settings.namespace,
             settings.policy.name,
-            production(settings, held),
-            asked,
+            production(settings, stack),
+            request,
             release=settings.policy.release,
             resolve=store.resolve,
             claims=store,

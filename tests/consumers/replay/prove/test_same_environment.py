@@ -9,18 +9,18 @@ import pytest
 from millrace.consumers.learner.group import identity
 from millrace.consumers.learner.group.identity import identify
 from millrace.consumers.replay.prove import same_environment
-from millrace.consumers.replay.prove.same_environment import Place, differences
+from millrace.consumers.replay.prove.same_environment import TrainingPlace, differences
 from millrace.infra.config import load
 from millrace.infra.errors import ProofError
 from millrace.infra.process import cuda
 from tests.support.versions import entry
 
 
-def here(backend: str) -> Place:
-    return Place(identify(load(flags={"learner.backend": backend})), "cpu", 1)
+def here(backend: str) -> TrainingPlace:
+    return TrainingPlace(identify(load(flags={"learner.backend": backend})), "cpu", 1)
 
 
-def recorded(one: Place, **libraries: str) -> Any:
+def recorded(one: TrainingPlace, **libraries: str) -> Any:
     """An entry of what would train here, with these versions on record."""
     mine = one.identity
     said = {"config_hash": mine.config, "code_hash": mine.code, "cpu": mine.cpu, "config": mine.text, "models": {}}
