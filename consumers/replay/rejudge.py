@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.consumers import clearance
-from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
+from millrace.consumers.replay.reward import Replay, RewardComparison, sealed_rewards
 from millrace.consumers.replay.selection import Selector
 from millrace.consumers.replay.sql_selection import question
 from millrace.formats.exports.select import Selection
@@ -59,7 +59,9 @@ def run(
             if ask is None:
                 kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
                 missing = whole(past, *kinds, what_is_left=request.what_is_left)
-                report = asyncio.run(Replay(past, evaluator, judge, watch).run(bus, sealed(past, wanted, kinds)))
+                report = asyncio.run(
+                    Replay(past, evaluator, judge, watch).run(bus, sealed_rewards(past, wanted, kinds))
+                )
                 report.missing = missing
                 return report
             answer = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
@@ -73,16 +75,16 @@ def run(
 
 def lines(report: RewardComparison) -> list[str]:
     """What a replay came to, a sentence a line."""
-    out = [f"{report.judged} of {report.wanted} trajectories judged"]
+    out = [f"{report.verdicts} of {report.trajectories} trajectories judged"]
     out += [f"without {gone}" for gone in report.missing]
     out += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
-    if report.already:
-        out.append(f"{report.already} had been judged by this replay before")
-    if report.failed:
-        out.append(f"{report.failed} verdicts failed: their rewards say how")
-    if report.gone:
-        out.append(f"{report.gone} have no end in the log any more: nothing is left to judge")
-    if report.both:
-        old, new = report.old / report.both, report.new / report.both
-        out.append(f"mean reward {old:.3f} when sealed, {new:.3f} now, over {report.both}; {report.changed} differ")
+    if report.repeats:
+        out.append(f"{report.repeats} had been judged by this replay before")
+    if report.failures:
+        out.append(f"{report.failures} verdicts failed: their rewards say how")
+    if report.absences:
+        out.append(f"{report.absences} have no end in the log any more: nothing is left to judge")
+    if report.pairs:
+        old, new = report.old_sum / report.pairs, report.new_sum / report.pairs
+        out.append(f"mean reward {old:.3f} when sealed, {new:.3f} now, over {report.pairs}; {report.changes} differ")
     return out

@@ -36,15 +36,15 @@ CHUNK = 256
 EVALUATION = "evaluation traffic"
 TENANT = "the rules of its tenant do not let it train"
 CALLS = "a model call in it may not train"
-GONE = "its model calls cannot be read any more, so nothing says whether it may train"
+NO_CALLS = "its model calls cannot be read any more, so nothing says whether it may train"
 UNREADABLE = "no trajectory that can be read lies there (any more)"
 ELSEWHERE = "the place is in another topic than the policy's trajectories"
 TWICE = "named twice"
-UNWANTED = "not asked for"
+NOT_SELECTED = "not asked for"
 INEXACT = "it has no exact tokens that can train"
 UNFIT = "the model cannot take it: it is too long, or has tokens outside the vocabulary"
 
-Wanted = Callable[[Trajectory], bool]
+Rule = Callable[[Trajectory], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BranchCandidate:
 
 
 @dataclass(slots=True)
-class Selected:
+class SelectionResult:
     """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
     reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
 
@@ -84,7 +84,7 @@ class Selected:
     gone: list[str] = field(default_factory=list)
 
 
-Question = Callable[["Selector"], Selected]
+Question = Callable[["Selector"], SelectionResult]
 """asks for candidates by a rule, by places or by SQL"""
 
 
@@ -115,17 +115,17 @@ class Selector:
         """Of the renderer that writes text; empty where none does."""
         return "" if self._writer is None else self._writer.name
 
-    def by_rule(self, rule: Wanted) -> Selected:
+    def by_rule(self, rule: Rule) -> SelectionResult:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
-        selection = Selected(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
+        selection = SelectionResult(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
         self._judge(self._history.rows(TRAJECTORIES), rule, selection)
         for partition in self._history.partitions(EVALUATIONS):
             selection.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
         return selection
 
-    def by_places(self, places: Iterable[Place], rule: Wanted = lambda _: True) -> Selected:
+    def by_places(self, places: Iterable[Place], rule: Rule = lambda _: True) -> SelectionResult:
         """Those at the places of a list, such as SQL gives, that a rule wants too. Raises UnreachableError."""
-        selection, unique = Selected(), list(dict.fromkeys(source := list(places)))
+        selection, unique = SelectionResult(), list(dict.fromkeys(source := list(places)))
         selection.left_out[TWICE] += len(source) - len(unique)
         trajectories, evaluations = (self._history.names[kind] for kind in (TRAJECTORIES, EVALUATIONS))
         selection.left_out[EVALUATION] += sum(place.topic == evaluations for place in unique)
@@ -154,7 +154,7 @@ class Selector:
         there = usable_calls([call for call in calls if call is not None], self._owner)
         return Texts() if self._writer is None else self._writer.texts(record, there)
 
-    def _fetched(self, places: Sequence[Place], selection: Selected) -> Iterator[Row[Trajectory]]:
+    def _fetched(self, places: Sequence[Place], selection: SelectionResult) -> Iterator[Row[Trajectory]]:
         for first in range(0, len(places), CHUNK):
             for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
                 if row is None:
@@ -162,7 +162,7 @@ class Selector:
                 else:
                     yield row
 
-    def _judge(self, rows: Iterable[Row[Trajectory]], rule: Wanted, selection: Selected) -> None:
+    def _judge(self, rows: Iterable[Row[Trajectory]], rule: Rule, selection: SelectionResult) -> None:
         source = iter(rows)
         while chunk := list(islice(source, CHUNK)):
             calls = iter(self._calls([place for row in chunk for place in row.places("events")]))
@@ -180,7 +180,7 @@ class Selector:
         return self._history.fetch(kind, places) if places else []
 
     def _looked_at(
-        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], rule: Wanted
+        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], rule: Rule
     ) -> tuple[BranchCandidate, Counter[str]] | str:
         """A candidate and its replies that are passed over, or why it is none."""
         record = row.record
@@ -188,7 +188,7 @@ class Selector:
         if found is not None:
             return found
         if not rule(record):
-            return UNWANTED
+            return NOT_SELECTED
         if self._limits is None:
             return _candidate(row, Texts()), Counter()
         texts = self._texts(record, calls)
@@ -213,8 +213,8 @@ def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], rules: Tenan
     except Unsayable:
         return CALLS
     except SchemaError:
-        return GONE
-    return None if len(there) == len(calls) else GONE
+        return NO_CALLS
+    return None if len(there) == len(calls) else NO_CALLS
 
 
 def _unlearnable(record: Trajectory, limits: ModelLimits) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
+from millrace.consumers.replay.selection import Question, Rule, SelectionResult, Selector
 from millrace.consumers.warehouse.client import Asking, leave, open_asking
 from millrace.consumers.warehouse.statements import split
 from millrace.infra.config import Settings
@@ -35,12 +35,12 @@ LOOK = (
 UNKNOWN = "no trajectory of this policy has the id"
 
 
-def question(settings: Settings, sql: str, rule: Wanted = lambda _: True) -> Question:
+def question(settings: Settings, sql: str, rule: Rule = lambda _: True) -> Question:
     """What asks the warehouse of this deployment when it is called, by one query. Raises QuestionError for a text that
     is not one. wanted: a rule that each of its trajectories must meet too."""
     statement = one(sql)
 
-    def ask(selector: Selector) -> Selected:
+    def ask(selector: Selector) -> SelectionResult:
         names = topics_of(settings.namespace, settings.policy.name)
         with open_asking(settings, leave) as asking:
             places, unknown = found(asking, statement, (names[TRAJECTORIES], names[EVALUATIONS]))

@@ -11,7 +11,7 @@ from millrace.consumers.replay.branch.guard import WARN, Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher, BranchObserver
-from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
+from millrace.consumers.replay.selection import Question, Rule, SelectionResult, Selector
 from millrace.consumers.replay.sql_selection import question
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -23,7 +23,7 @@ from millrace.trainers.weights.checkpoint import Checkpoint
 def branch(
     settings: Settings,
     options: BranchOptions,
-    wanted: Wanted = lambda _: True,
+    wanted: Rule = lambda _: True,
     places: Sequence[Place] | None = None,
     sql: str = "",
 ) -> None:
@@ -41,8 +41,8 @@ def branch(
     )
 
 
-def _asking(options: Wanted, places: Sequence[Place] | None) -> Question:
-    def ask(selector: Selector) -> Selected:
+def _asking(options: Rule, places: Sequence[Place] | None) -> Question:
+    def ask(selector: Selector) -> SelectionResult:
         return selector.by_rule(options) if places is None else selector.by_places(places, options)
 
     return ask

@@ -23,7 +23,7 @@ from millrace.infra.stages.base import Emit, Later, Stage
 from millrace.infra.stages.outbox import refs_in
 from millrace.infra.stages.replay import Refolded
 
-DERIVED: Mapping[str, tuple[str, ...]] = {
+WRITERS: Mapping[str, tuple[str, ...]] = {
     "events": ("refine",),
     "trajectories": ("seal",),
     "evaluations": ("seal",),
@@ -33,7 +33,7 @@ DERIVED: Mapping[str, tuple[str, ...]] = {
     "dead-letters": ("refine", "seal", "dispatch"),
 }
 """kinds of topic that stages alone write, and the roles that write them"""
-KEPT = 1000
+LIST_LIMIT = 1000
 """differences of one topic that are kept; all are counted"""
 
 
@@ -68,11 +68,11 @@ class TopicTally:
     differences: list[Difference] = field(default_factory=list)
 
     def differs(self, what: str, place: Place | None, turn: str) -> None:
-        if len(self.differences) < KEPT:
+        if len(self.differences) < LIST_LIMIT:
             self.differences.append(Difference(what, place, turn))
 
 
-class Rebuilt(Folds):
+class RebuildLaw(Folds):
     """Folds what the given makers make; `count`: partitions of a kind of topic; `spool` takes what the topics hold
     then."""
 
@@ -92,7 +92,7 @@ class Rebuilt(Folds):
         self._again = Refold(facts, walk, count.__getitem__)
         self._spool = spool
         self.tallies = {kind: TopicTally() for kind in kinds}
-        self._writers = {kind: {self._names[role].encode() for role in DERIVED[kind]} for kind in kinds}
+        self._writers = {kind: {self._names[role].encode() for role in WRITERS[kind]} for kind in kinds}
         self._folded: dict[str, int] = {}
         """the last turn that was folded, by slot (`stage/slot`)"""
         self._whole: set[str] = set()

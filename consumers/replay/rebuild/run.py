@@ -17,7 +17,7 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Makers
 from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk, Watch
-from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, TopicTally
+from millrace.consumers.replay.rebuild.law import WRITERS, RebuildLaw, TopicTally
 from millrace.consumers.replay.rebuild.placing import TurnSpan
 from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartition
 from millrace.infra.errors import ReplayError, TopicError
@@ -39,7 +39,7 @@ class RebuildRequest:
     """What to make again. kinds: of topics; named: they were asked for by name, so one that is refused is an error;
     slots, shards: of topics that are gone, where nothing else tells; out: where to write them."""
 
-    kinds: Sequence[str] = tuple(DERIVED)
+    kinds: Sequence[str] = tuple(WRITERS)
     named: bool = False
     slots: int = 1
     shards: int = 1
@@ -82,11 +82,11 @@ def rebuild(
     there, ReplayError where a topic that was named cannot be made again, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
     facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved)
-    roles = [role for role in stages_of(policy) if any(role in DERIVED[kind] for kind in request.kinds)]
+    roles = [role for role in stages_of(policy) if any(role in WRITERS[kind] for kind in request.kinds)]
     losses, spans = _looked(walk, policy)
     losses = {role: why for role, why in losses.items() if role in roles}
-    kinds = [kind for kind in request.kinds if any(role not in losses for role in DERIVED[kind])]
-    refused = {kind: "; ".join(losses[role] for role in DERIVED[kind]) for kind in request.kinds if kind not in kinds}
+    kinds = [kind for kind in request.kinds if any(role not in losses for role in WRITERS[kind])]
+    refused = {kind: "; ".join(losses[role] for role in WRITERS[kind]) for kind in request.kinds if kind not in kinds}
     if request.named and refused:
         raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refused.items()))
     count = _partitions(walk, request)
@@ -94,7 +94,7 @@ def rebuild(
         file = stack.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if request.out else None
         spool = RebuildSpool(walk.full, file) if file else None
         able = {role: make for role, make in makers.items() if role in roles and role not in losses}
-        law = Rebuilt(facts, walk, able, kinds, count, spool)
+        law = RebuildLaw(facts, walk, able, kinds, count, spool)
         walk.run(facts, [law])
         found = law.finding
         notes = [*(f"{role} is not folded again: {why}" for role, why in losses.items()), *found.notes]
@@ -158,4 +158,4 @@ def _partitions(walk: Walk, names: RebuildRequest) -> dict[str, int]:
     first = next(iter(walk.history.rows(WEIGHTS, unreadable=left_out)), None)
     shards = (first["shards"] if first else None) or names.shards
     sizes = {"slots": len(walk.starts[turns_of("seal")]) or names.slots, "shards": shards, "one": 1}
-    return {kind: len(walk.starts.get(kind, {})) or sizes[ROWS[kind]] for kind in DERIVED}
+    return {kind: len(walk.starts.get(kind, {})) or sizes[ROWS[kind]] for kind in WRITERS}
