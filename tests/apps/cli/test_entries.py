@@ -15,7 +15,7 @@ from millrace.apps.cli.roles import ROLES
 CALLS = {
     "millrace.consumers.version_zero:create": ["settings", Path(), "bus"],
     "millrace.streams.seal.policies:announce": ["settings", "bus"],
-    "millrace.consumers.learner.group.layouts:started": ["learner"],
+    "millrace.consumers.learner.group.layouts:learner_count": ["learner"],
     "millrace.consumers.audit.command:run": ["settings", False, False, False],
     "millrace.consumers.report:write": ["settings", Path()],
     "millrace.consumers.why:explain": ["settings", "id"],
