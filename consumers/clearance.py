@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from millrace.formats.clearance import Allowed
+from millrace.formats.clearance import TenantRules
 from millrace.infra.config import Settings
 from millrace.schemas.records import Split
 from millrace.streams.refine.tenancy import Tenancy
 
 
-def today(settings: Settings, *branches: str) -> Allowed:
+def today(settings: Settings, *branches: str) -> TenantRules:
     """What the settings of this call say about tenants, for the configured policy and for branches of it, which have
     the same owner."""
     policy = settings.policy

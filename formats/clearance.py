@@ -12,7 +12,7 @@ from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import Event, Governance, ModelCall, Split
 
-Allowed = Callable[[str, Split], str | None]
+TenantRules = Callable[[str, Split], str | None]
 """why content of a tenant and split may not be used today, None where it may"""
 
 
@@ -21,7 +21,7 @@ def anyone(tenant: str, split: Split) -> str | None:
     return None
 
 
-def barred(event: Row[Event], owner: str) -> str | None:
+def ineligibility(event: Row[Event], owner: str) -> str | None:
     """Why the content of an event may not be used for a policy of the tenant `owner`, None when it may."""
     governance: Governance | None = event["governance"]
     if governance is None:
@@ -35,7 +35,7 @@ def barred(event: Row[Event], owner: str) -> str | None:
     return None
 
 
-def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
+def usable_calls(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
     """The calls of one trajectory whose content may be used. A call that may not is left out where it holds no token,
     as refine leaves what it withholds. Raises Unsayable `ineligible` where its tokens lie among the others', or where
     any call is denied or was never governed, SchemaError for what is no model call."""
@@ -43,12 +43,12 @@ def cleared(calls: Sequence[Row[Event]], owner: str) -> list[Row[Event]]:
     for call in calls:
         if call["kind"] != "model_call":
             raise CorruptRecord(f"an event of kind {call['kind']} where a model call belongs")
-        why = barred(call, owner)
+        why = ineligibility(call, owner)
         if why is None:
             out.append(call)
             continue
         body: ModelCall = call.body
-        whole = why.startswith(("denied", "ungoverned"))
-        if whole or body["prompt_ids"]["data"] or body["output_ids"]["data"]:
+        is_forbidden = why.startswith(("denied", "ungoverned"))
+        if is_forbidden or body["prompt_ids"]["data"] or body["output_ids"]["data"]:
             raise Unsayable("ineligible", f"reply {body['response_id']} is {why}")
     return out

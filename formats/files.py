@@ -55,42 +55,42 @@ class JsonLinesReader(RowReader):
         total = self.path.stat().st_size
         with ExitStack() as stack:
             raw = stack.enter_context(self.path.open("rb"))
-            packed = raw.read(2) == _GZIP
+            is_gzip = raw.read(2) == _GZIP
             raw.seek(0)
-            file: IO[bytes] | gzip.GzipFile = stack.enter_context(gzip.open(raw)) if packed else raw
+            file: IO[bytes] | gzip.GzipFile = stack.enter_context(gzip.open(raw)) if is_gzip else raw
             number = 0
             while True:
                 try:
                     line = file.readline(bounds.ROW_BYTES + 1)
                     number += 1
-                    whole = len(line) <= bounds.ROW_BYTES
-                    while not whole and not line.endswith(b"\n") and line:
+                    fits = len(line) <= bounds.ROW_BYTES
+                    while not fits and not line.endswith(b"\n") and line:
                         line = file.readline(bounds.ROW_BYTES)
                 except (EOFError, OSError, zlib.error) as error:
                     raise ImportRefused(f"{self.path} cannot be read behind line {number}: {error}") from None
-                if not line and whole:
+                if not line and fits:
                     return
                 watch(raw.tell(), total)
                 try:
-                    if not whole:
+                    if not fits:
                         raise BadRow("row_too_large", f"the line has more than {bounds.ROW_BYTES:,} bytes (ROW_BYTES)")
                     if line.strip():
-                        yield ImportRow(number, parsed(line))
+                        yield ImportRow(number, parse_row(line))
                 except BadRow as error:
                     refuse(number, error)
 
 
-def parsed(line: bytes) -> dict[str, Any]:
+def parse_row(line: bytes) -> dict[str, Any]:
     """The object of a line. Raises BadRow."""
     if line.count(b"[") + line.count(b"{") > LEVELS and measure(line).depth > LEVELS:
         raise BadRow("too_deep", f"the row nests more than {LEVELS} levels deep")
     try:
-        found = orjson.loads(line)
+        value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise BadRow("not_json", f"the line is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadRow("not_an_object", "the line is no JSON object: each line holds one row")
-    row: dict[str, Any] = without_nulls(found)
+    row: dict[str, Any] = without_nulls(value)
     return row
 
 
@@ -121,9 +121,9 @@ class DatasetReader(RowReader):
             raise ImportRefused(f"{self.path} holds several splits: name one of them, as {self.path / splits[0]}")
         try:
             # As Arrow: pictures and sounds are left as they lie there.
-            found = datasets.load_from_disk(str(self.path)).with_format("arrow")
-            total, number = len(found), 0
-            for table in found.iter(batch_size=BATCH):
+            dataset = datasets.load_from_disk(str(self.path)).with_format("arrow")
+            total, number = len(dataset), 0
+            for table in dataset.iter(batch_size=BATCH):
                 for content in table.to_pylist():
                     number += 1
                     watch(number, total)
@@ -156,7 +156,7 @@ def fingerprint(path: Path) -> list[tuple[str, int, int]]:
     """Changes when somebody writes to a file, or to one of a directory."""
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     stats = [(str(one), one.stat()) for one in files]
-    return [(name, found.st_size, found.st_mtime_ns) for name, found in stats]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 Form = Literal["jsonl", "parquet", "dataset"]
@@ -239,18 +239,18 @@ class DatasetSink(Sink):
 
         self._inner.close()
         cache = self._path / "cache"
-        shown = datasets.are_progress_bars_disabled()
+        shows_progress = datasets.are_progress_bars_disabled()
         datasets.disable_progress_bars()
         try:
             if self._inner.rows:
-                made = datasets.Dataset.from_parquet(str(self._aside), cache_dir=str(cache))
+                dataset = datasets.Dataset.from_parquet(str(self._aside), cache_dir=str(cache))
             else:  # which from_parquet refuses
                 columns = datasets.Features.from_arrow_schema(self._inner.schema)
-                made = datasets.Dataset.from_dict({name: [] for name in columns}, features=columns)
-            made.save_to_disk(str(self._path), num_shards=None if self._inner.rows else 1)
-            del made
+                dataset = datasets.Dataset.from_dict({name: [] for name in columns}, features=columns)
+            dataset.save_to_disk(str(self._path), num_shards=None if self._inner.rows else 1)
+            del dataset
         finally:
-            if not shown:
+            if not shows_progress:
                 datasets.enable_progress_bars()
             shutil.rmtree(cache, ignore_errors=True)
             with suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.dialects.dialogue import Dialogue, Unsayable, dialogue, lesson
-from millrace.formats.clearance import cleared
+from millrace.formats.clearance import usable_calls
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.requests import whole_calls
 from millrace.infra.log.history.rows import Row
@@ -55,15 +55,15 @@ class ExportedSample:
         self.place: Place = row.place
         self.version = version
         self.group_reward = math.nan
-        usable = cleared(calls, owner)
+        usable = usable_calls(calls, owner)
         bodies = whole_calls(usable)
         self.tokenizers = frozenset(body["tokenizer_hash"] for body in bodies if body["tokenizer_hash"])
         self.traces = [_trace(lineage, self.record["id"]) for lineage in self.record["lineages"]]
         reasons = dict(entry.rpartition(":")[::2] for entry in self.record["excluded"])
-        superseded = {body["supersedes"] for body in bodies if body["supersedes"]}
+        former = {body["supersedes"] for body in bodies if body["supersedes"]}
         self.calls: dict[str, list[ModelCall]] = {}
         for body in bodies:
-            if body["response_id"] not in superseded and _is_used(body, reasons):
+            if body["response_id"] not in former and _is_used(body, reasons):
                 self.calls.setdefault(body["lineage"], []).append(body)
 
     @property
@@ -99,7 +99,7 @@ class ExportedSample:
 
     def conversations(self) -> dict[str, Dialogue]:
         """The last usable call of each lineage, which holds all that was said before. Raises Unsayable."""
-        return {name: said[-1] for name, said in self.dialogues.items()}
+        return {name: chats[-1] for name, chats in self.dialogues.items()}
 
     def messages(self) -> dict[str, list[dict[str, Any]]]:
         """What was said in each lineage, whole lesson or not, for rows whose mask says which tokens train; empty where
@@ -109,7 +109,7 @@ class ExportedSample:
         except Unsayable:
             return {}
 
-    def judged(self) -> float:
+    def finite_reward(self) -> float:
         """Its reward. Raises Unsayable where it has none."""
         reward = self.record["reward"]
         if reward is None or not math.isfinite(reward):

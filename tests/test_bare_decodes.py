@@ -26,7 +26,7 @@ BARE = {
     "infra/log/history/newest.py:older": OWN,
     "infra/log/history/rows.py:body": CALLER,
     "infra/log/history/rows.py:row_of": CALLER,
-    "consumers/score_ids.py:stored_id": CALLER,
+    "consumers/scores.py:stored_id": CALLER,
     "consumers/replay/rebuild/spool.py:_named": OWN,
     "consumers/replay/reward.py:_read": OWN,
     "consumers/warehouse/ingest/table_choice.py:split_event": CALLER,

@@ -169,7 +169,7 @@ def demo(
 def _deployment(context: typer.Context) -> Deployment:
     made = call(context)
     settings = made.settings()
-    learners = entry("millrace.consumers.learner.group.layouts:started")(settings.learner)
+    learners = entry("millrace.consumers.learner.group.layouts:learner_count")(settings.learner)
     whole = settings.model_copy(update={"learner": settings.learner.model_copy(update={"learners": learners})})
     return Deployment(whole, made.environment())
 

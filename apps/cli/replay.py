@@ -67,9 +67,9 @@ def prove(
         if recorded or layout or dump is not None:
             raise ConfigError("--load trains one dumped step: of the other options it takes --anyway and --json alone")
         raise typer.Exit(
-            entry("millrace.consumers.replay.command:train_dumped")(settings, load, anyway=anyway, as_json=as_json)
+            entry("millrace.consumers.replay.prove.command:train_dump")(settings, load, anyway=anyway, as_json=as_json)
         )
-    options = entry("millrace.consumers.replay.command:ReplayOptions")(
+    options = entry("millrace.consumers.replay.prove.command:ReplayOptions")(
         versions=versions, recorded=recorded, anyway=anyway, layout=layout, dump=dump
     )
-    raise typer.Exit(entry("millrace.consumers.replay.command:prove")(settings, options, as_json=as_json))
+    raise typer.Exit(entry("millrace.consumers.replay.prove.command:prove")(settings, options, as_json=as_json))

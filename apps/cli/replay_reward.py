@@ -60,5 +60,5 @@ def reward(
         )
     for line in entry("millrace.consumers.replay.rejudge:lines")(found):
         console.print(line, highlight=False, soft_wrap=True)
-    if found.judged:
+    if found.verdicts:
         console.print("refine admits them to events while it runs", highlight=False)

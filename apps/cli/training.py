@@ -18,7 +18,7 @@ from millrace.trainers.offline.loop import RunObserver
 from millrace.trainers.offline.run import run
 from millrace.trainers.tracking.jsonl import JsonlTracker
 from millrace.trainers.tracking.line import line
-from millrace.trainers.tracking.registry import open_trackers
+from millrace.trainers.tracking.services import open_trackers
 from millrace.trainers.weights.adapter import Lora
 from millrace.trainers.weights.checkpoint import Checkpoint
 

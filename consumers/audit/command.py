@@ -12,9 +12,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from millrace.consumers.audit.folds import production
+from millrace.consumers.audit.law import AuditReport, LawFinding, Violation
 from millrace.consumers.audit.run import audit
-from millrace.consumers.audit.stages import production
-from millrace.consumers.audit.verdict import AuditReport, LawFinding, Violation
 from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -25,7 +25,7 @@ WIDE = 130
 """columns from which on laws are written out"""
 EVERY_S = 10.0
 """between two lines about how far an audit is, where no terminal shows it"""
-SHOWN = 10
+PRINT_LIMIT = 10
 """violations printed in full"""
 
 
@@ -46,9 +46,9 @@ def run(settings: Settings, files: bool = False, as_json: bool = False, quick: b
 
 def report_of(settings: Settings, files: bool = False, quick: bool = False) -> AuditReport:
     """What the audit of the configured policy finds. Raises as `run` does."""
-    with ExitStack() as held:
-        bus = held.enter_context(history(settings))
-        watch = held.enter_context(progress(Terminal(stderr=True), lines=True))
+    with ExitStack() as stack:
+        bus = stack.enter_context(history(settings))
+        watch = stack.enter_context(progress(Terminal(stderr=True), lines=True))
         return audit(
             bus,
             settings.namespace,
@@ -56,7 +56,7 @@ def report_of(settings: Settings, files: bool = False, quick: bool = False) -> A
             release=settings.policy.release,
             resolve=claims(settings).resolve,
             files=files,
-            makers=None if quick else production(settings, held),
+            makers=None if quick else production(settings, stack),
             root=settings.weights,
             watch=watch,
         )
@@ -77,12 +77,12 @@ def progress(console: Terminal, *, lines: bool = False) -> Iterator[Watch]:
 
 def _lines(console: Terminal) -> Watch:
     """Prints what is being done and how far it is, once every EVERY_S seconds at most."""
-    due = time.monotonic()
+    next_s = time.monotonic()
 
     def watch(what: str, done: int, total: int) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + EVERY_S
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + EVERY_S
             console.print(f"audit: {what}, {done:,} of {total:,}", highlight=False, soft_wrap=True)
 
     return watch
@@ -91,8 +91,8 @@ def _lines(console: Terminal) -> Watch:
 def cost(report: AuditReport, cpu_s: float) -> str:
     """What an audit cost, in words: the CPU time of this process for each thousand events."""
     events = report.records.get("events", 0)
-    each = f", {cpu_s * 1000 / events:.2f} s for a thousand events" if events else ""
-    return f"audit: {cpu_s:.1f} s of CPU for {sum(report.records.values()):,} records{each}"
+    price = f", {cpu_s * 1000 / events:.2f} s for a thousand events" if events else ""
+    return f"audit: {cpu_s:.1f} s of CPU for {sum(report.records.values()):,} records{price}"
 
 
 def render(report: AuditReport, width: int = WIDE) -> Group:
@@ -113,21 +113,21 @@ def render(report: AuditReport, width: int = WIDE) -> Group:
     parts: list[Table | Text] = [table]
     parts += [Text(f"note: {note}", style="dim") for note in report.notes]
     parts += [Text(f"note on {f.law}: {note}", style="dim") for f in report.findings for note in f.notes]
-    for number, violation in enumerate(report.violations[:SHOWN]):
+    for number, violation in enumerate(report.violations[:PRINT_LIMIT]):
         parts.append(_violation(violation, first=number == 0))
-    broken = sum(finding.broken for finding in report.findings)
-    if broken > SHOWN:
-        parts.append(Text(f"... and {broken - SHOWN} more; --json lists what was kept", style="dim"))
-    verdict = ("clean: every law holds", "bold green") if report.clean else (f"{broken} violations", "bold red")
+    count = sum(finding.broken for finding in report.findings)
+    if count > PRINT_LIMIT:
+        parts.append(Text(f"... and {count - PRINT_LIMIT} more; --json lists what was kept", style="dim"))
+    verdict = ("clean: every law holds", "bold green") if report.clean else (f"{count} violations", "bold red")
     return Group(*parts, Text(*verdict))
 
 
 def _row(finding: LawFinding, *, wide: bool) -> tuple[Text | str, ...]:
     sign = Text("✓", "green") if finding.holds else Text("✗", "bold red")
     facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
-    broken = [f"{finding.broken:,} violations"] if finding.broken else []
+    count = [f"{finding.broken:,} violations"] if finding.broken else []
     sentence = [finding.sentence] if wide else []
-    return sign, finding.law, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*broken, *facts])
+    return sign, finding.law, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*count, *facts])
 
 
 def _violation(violation: Violation, *, first: bool) -> Text:

@@ -7,18 +7,44 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from millrace.consumers.audit.rows import Mark, Row
 from millrace.infra.log.base import Place
-from millrace.infra.log.history.timeline import Timeline
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.topics import stages_of, turns_of
 from millrace.schemas.records import Decision, Grant, LedgerEntry, Prompt, Resolution, WeightVersion
+
+Value = TypeVar("Value")
+
+
+class Timeline(Generic[Value]):
+    """Values of one setting by the position from which each holds."""
+
+    def __init__(self) -> None:
+        self._from: list[int] = []
+        self._values: list[Value] = []
+
+    def set(self, position: int, value: Value) -> None:
+        """From `position` on; what was set for it or a later one is replaced."""
+        at = bisect_left(self._from, position)
+        self._from[at:], self._values[at:] = [position], [value]
+
+    def at(self, position: int) -> Value | None:
+        """The value in force, None before the first."""
+        at = bisect_right(self._from, position)
+        return self._values[at - 1] if at else None
+
+    def until(self, position: int) -> int | None:
+        """The first position after `position` at which another value holds."""
+        at = bisect_right(self._from, position)
+        return self._from[at] if at < len(self._from) else None
+
 
 HARD = frozenset({"reserve", "reject", "mask-head"})
 """release policies that promise a staleness bound"""
@@ -32,7 +58,7 @@ class CommittedGroup(NamedTuple):
     ticket: int | None
     group: str
     ledger: Mark
-    lost: str | None
+    loss: str | None
 
 
 class PlaceIndex:
@@ -82,7 +108,7 @@ class PlaceIndex:
 class Facts:
     """The shared knowledge of one walk. `topics` are full names by kind; `starts` by kind and partition; `latest` gives
     the last readable record of a kind that was committed since the walk took its ends, None where there is none;
-    `moved` tells whether anything was written to a partition of a kind since then; `root`: where versions lie now,
+    `has_moved` tells whether anything was written to a partition of a kind since then; `root`: where versions lie now,
     empty where nobody says."""
 
     def __init__(
@@ -92,7 +118,7 @@ class Facts:
         starts: Mapping[str, Mapping[int, int]],
         release: str,
         latest: Callable[[str], Row | None],
-        moved: Callable[[str, int], bool] = lambda kind, partition: True,
+        has_moved: Callable[[str, int], bool] = lambda kind, partition: True,
         root: str = "",
     ) -> None:
         self.root = root
@@ -100,7 +126,7 @@ class Facts:
         self.stages = {turns_of(role): name for role, name in stages_of(policy).items()}
         """names of stages by the kind of topic that holds their turns"""
         self.latest = latest
-        self.moved = moved
+        self.has_moved = has_moved
         self.topics = topics
         self.starts = starts
         self.release: Timeline[str] = Timeline()
@@ -133,7 +159,7 @@ class Facts:
         """Whether this kind of topic still has its beginning."""
         return not any(self.starts[kind].values())
 
-    def mine(self, topic: str) -> bool:
+    def is_ours(self, topic: str) -> bool:
         """Whether a logical topic is shared or this policy's."""
         return "." not in topic or topic.startswith(f"{self.policy}.")
 
@@ -141,7 +167,7 @@ class Facts:
         """The kind of a logical topic, or the role of a stage: its name without the policy."""
         return topic.removeprefix(f"{self.policy}.")
 
-    def gone(self, kind: str, place: Place) -> bool:
+    def is_gone(self, kind: str, place: Place) -> bool:
         """Whether retention has taken this place."""
         return place.offset < self.starts[kind].get(place.partition, 0)
 

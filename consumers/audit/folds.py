@@ -4,28 +4,40 @@ Invariants: a turn's inputs, their order and its clock come from its own record;
 that lies where the turn wrote it, bytes, key and headers, and the places inside it with the places of what it names;
 after the last turn the state is compared with the changelog. What cannot be folded again is a note: turns or inputs
 that retention has taken, and what depends on more than the log (a detector that failed, rules that were changed).
-One slot's state is in memory at a time."""
+One slot's state is in memory at a time.
+
+A stage's settings come from where they are recorded: dispatch's from the settings that it wrote as the policy began and
+from its first grant, seal's from `decisions`. Refine's rules and detectors are those configured here; the audit says so
+where a history was governed by others."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.consumers.audit.refold import UNREADABLE, EmitPair, Refold, StopFolding
-from millrace.consumers.audit.rows import Mark, Row
 from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk
-from millrace.infra.errors import InputGone, MillraceError, StorageError, UnreachableError
+from millrace.infra.config import Settings
+from millrace.infra.connect import claims
+from millrace.infra.errors import InputGone, MillraceError, ReplayError, StorageError, UnreachableError
 from millrace.infra.log.base import Record
+from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.replay import Refolded, refold
 from millrace.infra.stages.state import SlotState
 from millrace.schemas.records import Event, Turn
+from millrace.streams.dispatch.stage import Dispatch, Terms
+from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.rule_cache import keep_rules
+from millrace.streams.refine.names import FILE
+from millrace.streams.serve import DETECTORS, dispatch_terms, refine_of, seal_of
 
 Makers = Mapping[str, Callable[[Facts], Stage]]
 """by role: what makes the stage that folds again, from what the log says was in force"""
@@ -49,7 +61,7 @@ class Folds(Law):
 
     def event(self, row: Row[Event]) -> None:
         if row.name == "Event":
-            self._again.governed(row.record)
+            self._again.note_governance(row.record)
 
     def record(self, kind: str, record: Record) -> None:
         self._again.written.add(kind, record)
@@ -143,7 +155,7 @@ class Folds(Law):
                 self.fail(message, place, mark, **ids)
                 continue
             self.finding.checked += 1
-            said = known.difference(known.expected(emit, scope, places, header), emit, place, output)
+            said = known.difference(known.record_of(emit, scope, places, header), emit, place, output)
             if said not in (None, UNREADABLE):  # the law about records names what cannot be read
                 self.fail(said, place, mark, **ids)
         for (kind, partition), count in missing.items():
@@ -175,3 +187,41 @@ class Folds(Law):
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def production(settings: Settings, stack: ExitStack) -> Makers:
+    """Makers of the three stages. The detectors run in a process of their own, which ends with `held`."""
+
+    def refine(facts: Facts) -> Stage:
+        if not facts.begins_at_zero("raw"):
+            raise ReplayError("retention has taken the beginning of raw")
+        if not settings.governance.name_key.get_secret_value() and not (settings.home / FILE).exists():
+            raise ReplayError(
+                f"the key under which names are replaced is not in {settings.home}: audit where refine runs, or set"
+                " [governance] name_key"
+            )
+        keep_rules(settings.home)
+        detectors = Guarded(DETECTORS)
+        stack.callback(detectors.close)
+        return refine_of(settings, detectors, claims(settings))
+
+    return {
+        "refine": refine,
+        "seal": lambda facts: seal_of(settings, claims(settings)),
+        "dispatch": lambda facts: dispatch(settings, facts),
+    }
+
+
+def dispatch(settings: Settings, facts: Facts) -> Dispatch:
+    """The dispatch stage under the terms that it began with, as far as the log says them."""
+    began, terms = facts.began, dispatch_terms(settings)
+    terms = Terms(
+        release=began.get("release", terms.release),
+        unsolicited_share=began.get("unsolicited_share", terms.unsolicited_share),
+        lease=began["lease_ms"] * 1000 if "lease_ms" in began else terms.lease,
+        reward_deadline_ms=next(iter(facts.waits), terms.reward_deadline_ms),
+        awaits=next(iter(facts.awaited), terms.awaits),
+        max_running=began.get("max_running", terms.max_running),
+        dynamic_sampling=began.get("dynamic_sampling", terms.dynamic_sampling),
+    )
+    return Dispatch(facts.policy, len(facts.starts["grants"]), terms, claims(settings))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import islice
 from typing import Any, NamedTuple
 
-from millrace.consumers.audit.differs import differing
-from millrace.consumers.audit.envelopes import REPLACED
 from millrace.consumers.audit.facts import Facts
+from millrace.consumers.audit.laws.events import REPLACEMENT
 from millrace.consumers.audit.turn_outputs import Output, TurnOutputs, Where, digest
 from millrace.consumers.audit.walk import Walk
 from millrace.infra.errors import ClaimError
@@ -28,7 +28,7 @@ from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event
 
-Known = Mapping[tuple[int, str], Place]
+EmitPlaces = Mapping[tuple[int, str], Place]
 """places by the scope and the ref of the emit that lies there"""
 
 
@@ -63,7 +63,7 @@ class Refold:
         self._encoded: dict[int, bytes] = {}
         """of the turn at hand, by the identity of an emit that names no other: its bytes, as the fold made them"""
 
-    def governed(self, event: Event) -> None:
+    def note_governance(self, event: Event) -> None:
         """Remember what governed an event."""
         if governance := event["governance"]:
             self.rules[governance["policy_version"], governance["redaction_version"]] += 1
@@ -74,39 +74,39 @@ class Refold:
 
     # -- pairs
 
-    def pairs(self, slot: str, turn: int, folded: Folded) -> list[EmitPair]:
+    def pairs(self, slot: str, turn: int, fold: Folded) -> list[EmitPair]:
         """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
-        emits = folded.emits
-        self._encoded = {id(e): data for (_, e), data in zip(emits, folded.encoded, strict=True) if data is not None}
-        wanted: dict[Where, list[tuple[int, Emit]]] = {}
+        emits = fold.emits
+        self._encoded = {id(e): data for (_, e), data in zip(emits, fold.encoded, strict=True) if data is not None}
+        emits_at: dict[Where, list[tuple[int, Emit]]] = {}
         for scope, emit in emits:
-            if self._facts.mine(emit.topic):
-                wanted.setdefault(self._where(emit), []).append((scope, emit))
-        lost = {where for where in wanted if self._is_lost(slot.encode(), where)}
-        found = self.written.take(slot.encode(), turn)
+            if self._facts.is_ours(emit.topic):
+                emits_at.setdefault(self._where(emit), []).append((scope, emit))
+        holes = {where for where in emits_at if self._is_lost(slot.encode(), where)}
+        outputs_at = self.written.take(slot.encode(), turn)
         header = f"{slot}/{turn}".encode()
         pairs: list[EmitPair] = []
         places: dict[tuple[int, str], Place] = {}
 
         def names_others(where: Where) -> bool:
-            return any(any(self._refs(emit)) for _, emit in wanted.get(where, ()))
+            return any(any(self._refs(emit)) for _, emit in emits_at.get(where, ()))
 
-        for where in sorted({*wanted, *found}, key=lambda where: (names_others(where), where)):
-            gives, there = wanted.get(where, []), found.get(where, [])
-            if len(there) < len(gives) and where in lost:
+        for where in sorted({*emits_at, *outputs_at}, key=lambda where: (names_others(where), where)):
+            gives, there = emits_at.get(where, []), outputs_at.get(where, [])
+            if len(there) < len(gives) and where in holes:
                 older = len(gives) - len(there)
                 pairs += (EmitPair(where, scope, emit, None, forgotten=True) for scope, emit in gives[:older])
                 gives = gives[older:]
-            aligned = list(self._aligned(where, gives, there, places, header))
+            pairs_here = list(self._align(where, gives, there, places, header))
             places |= {
-                (p.scope, p.emit.ref): self.place(where, p.output.offset) for p in aligned if p.emit and p.output
+                (p.scope, p.emit.ref): self.place(where, p.output.offset) for p in pairs_here if p.emit and p.output
             }
-            pairs += aligned
+            pairs += pairs_here
         return sorted(pairs, key=lambda pair: pair.where)
 
     def _is_lost(self, slot: bytes, where: Where) -> bool:
         """Whether a slot's next record in a partition may be older than what is kept of it."""
-        return self.written.untouched(slot, where) and self._facts.starts.get(where[0], {}).get(where[1], 0) > 0
+        return self.written.is_untouched(slot, where) and self._facts.starts.get(where[0], {}).get(where[1], 0) > 0
 
     def _where(self, emit: Emit) -> Where:
         kind = self._facts.kind(emit.topic)
@@ -114,8 +114,13 @@ class Refold:
             return kind, emit.partition
         return kind, partition_of(emit.key, max(1, self._count(kind)))
 
-    def _aligned(
-        self, where: Where, gives: Sequence[tuple[int, Emit]], there: Sequence[Output], places: Known, header: bytes
+    def _align(
+        self,
+        where: Where,
+        gives: Sequence[tuple[int, Emit]],
+        there: Sequence[Output],
+        places: EmitPlaces,
+        header: bytes,
     ) -> Iterator[EmitPair]:
         """Each emit with the output in its place. Where they are not as many, equal ones keep together, so that what is
         missing or additional is that and no other."""
@@ -129,12 +134,12 @@ class Refold:
                 yield EmitPair(where, *gives[here], there[yonder])
             at, other = here + 1, yonder + 1
 
-    def _digest(self, scope: int, emit: Emit, places: Known, header: bytes) -> int | None:
+    def _digest(self, scope: int, emit: Emit, places: EmitPlaces, header: bytes) -> int | None:
         """Of the record that an emit becomes; None where that depends on places that are not known."""
         if any((scope, ref) not in places for ref in self._refs(emit)):
             return None
-        wanted = self.expected(emit, scope, places, header)
-        return digest(wanted.key, wanted.headers, wanted.value)
+        outgoing = self.record_of(emit, scope, places, header)
+        return digest(outgoing.key, outgoing.headers, outgoing.value)
 
     # -- one record
 
@@ -142,29 +147,29 @@ class Refold:
         """The refs inside an emit; bytes that the fold could make need no search."""
         return iter(()) if id(emit) in self._encoded else refs_in(emit.record)
 
-    def expected(self, emit: Emit, scope: int, places: Known, header: bytes) -> Outgoing:
+    def record_of(self, emit: Emit, scope: int, places: EmitPlaces, header: bytes) -> Outgoing:
         """The record that an emit becomes, with the places that are known in it."""
         data = self._encoded.get(id(emit))
         if data is not None:
             return self._outbox.encode(emit, emit.record, header, data)
         refs = set(refs_in(emit.record))
-        known = {ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in refs}
-        return self._outbox.encode(emit, filled(emit.record, known) if refs else emit.record, header)
+        place_of_ref = {ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in refs}
+        return self._outbox.encode(emit, filled(emit.record, place_of_ref) if refs else emit.record, header)
 
-    def difference(self, wanted: Outgoing, emit: Emit, place: Place, output: Output) -> str | None:
+    def difference(self, outgoing: Outgoing, emit: Emit, place: Place, output: Output) -> str | None:
         """How the record at a place differs from the one that its turn gives, in words that quote nothing: UNREADABLE
         for one that is none, None for an equal one. Raises Stop."""
-        if digest(wanted.key, wanted.headers, wanted.value) == output.digest:
+        if digest(outgoing.key, outgoing.headers, outgoing.value) == output.digest:
             return None
         record = self._bus.fetch([place])[0]
         if record is None:
             return "a record went while the turn that wrote it was folded again"
-        beside = record.key != wanted.key or dict(record.headers) != dict(wanted.headers)
-        found = self.decoded(record)
-        if found is None:
+        beside = record.key != outgoing.key or dict(record.headers) != dict(outgoing.headers)
+        record_there = self.decode(record)
+        if record_there is None:
             return UNREADABLE
-        name, actual = found
-        expected = codec.decode_named(emit.name, wanted.value or b"")
+        name, actual = record_there
+        expected = codec.decode_named(emit.name, outgoing.value or b"")
         if beside:
             if name == emit.name:
                 self._excuse(emit, expected, actual)
@@ -172,10 +177,10 @@ class Refold:
         if name == emit.name and same(expected, actual):
             return None  # behind a claim, written by an older release, or beside a place that is gone
         self._excuse(emit, expected, actual)
-        fields = ", ".join(differing(expected, actual)) if name == emit.name else "kind of record"
+        fields = ", ".join(field_differences(expected, actual)) if name == emit.name else "kind of record"
         return f"a {emit.name} differs from what its turn gives when folded again: {fields}"
 
-    def decoded(self, record: Record) -> tuple[str, dict[str, Any]] | None:
+    def decode(self, record: Record) -> tuple[str, dict[str, Any]] | None:
         """A record, that behind its claim where it is one; None for what cannot be read."""
         try:
             return codec.decode(self._walk.resolve(record).value or b"")
@@ -185,38 +190,61 @@ class Refold:
     def _excuse(self, emit: Emit, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
         """Raises Stop where a difference comes from what no log holds: settings that were changed, a detector that
         failed. Nothing after it can be compared, since the state differs from there on."""
-        mine, theirs = expected.get("governance"), actual.get("governance")
-        if emit.name == "Event" and mine and theirs:
-            rules = (theirs["policy_version"], theirs["redaction_version"])
+        rules_here, rules_there = expected.get("governance"), actual.get("governance")
+        if emit.name == "Event" and rules_here and rules_there:
+            rules = (rules_there["policy_version"], rules_there["redaction_version"])
             # Rules that were in force governed more than one event: one that stands alone was altered.
-            if rules != (mine["policy_version"], mine["redaction_version"]) and self.rules[rules] > 1:
+            if rules != (rules_here["policy_version"], rules_here["redaction_version"]) and self.rules[rules] > 1:
                 raise StopFolding(
                     "is folded again up to where other detectors or rules governed it than are configured here"
                 )
             # Where a detector fails, the text goes: a body with all of it had none that failed.
-            gone = expected["body"] != actual["body"] or theirs["eligibility"] == "denied"
-            if (mine["redaction"] == "failed") != (theirs["redaction"] == "failed") and gone:
+            has_lost_text = expected["body"] != actual["body"] or rules_there["eligibility"] == "denied"
+            if (rules_here["redaction"] == "failed") != (rules_there["redaction"] == "failed") and has_lost_text:
                 raise StopFolding("is folded again up to where a detector failed, which no fold repeats")
         if emit.name in ("Event", "DeadLetter") and any(
-            REPLACED.fullmatch(str(value)) and REPLACED.fullmatch(str(actual[name])) and value != actual[name]
+            REPLACEMENT.fullmatch(str(value)) and REPLACEMENT.fullmatch(str(actual[name])) and value != actual[name]
             for name, value in expected.items()
         ):
             raise StopFolding(
                 "is folded again up to where names were replaced under another key than the one given here"
             )
-        other = set(differing(expected, actual))
-        if emit.name == "Grant" and other and other <= {"awaits", "reward_deadline_ms"}:
+        fields = set(field_differences(expected, actual))
+        if emit.name == "Grant" and fields and fields <= {"awaits", "reward_deadline_ms"}:
             facts = self._facts
             wait, awaits = actual["reward_deadline_ms"], tuple(actual["awaits"])
             # A change of settings stays: what one prompt alone shows was altered. Prompts that name sources need none.
-            waited = wait == expected["reward_deadline_ms"] or facts.waits[wait] > 1
-            named = actual["prompt_id"] in facts.asking
-            awaited = list(awaits) == expected["awaits"] or (not named and len(facts.awaited[awaits]) > 1)
-            if waited and awaited:
+            has_common_wait = wait == expected["reward_deadline_ms"] or facts.waits[wait] > 1
+            names_sources = actual["prompt_id"] in facts.asking
+            has_common_sources = list(awaits) == expected["awaits"] or (
+                not names_sources and len(facts.awaited[awaits]) > 1
+            )
+            if has_common_wait and has_common_sources:
                 raise StopFolding("is folded again up to where [policy] awaits or reward_deadline_s were changed")
 
 
 def _common(gives: Sequence[int | None], there: Sequence[Output]) -> list[tuple[int, int]]:
     """Positions of digests that both hold, in one order."""
-    blocks = SequenceMatcher(None, gives, [each.digest for each in there], autojunk=False).get_matching_blocks()
+    blocks = SequenceMatcher(None, gives, [output.digest for output in there], autojunk=False).get_matching_blocks()
     return [(a + n, b + n) for a, b, size in blocks for n in range(size)]
+
+
+FIELD_LIMIT = 5
+
+
+def field_differences(expected: Any, actual: Any) -> list[str]:
+    """Paths of the first few fields that differ: `rewards[0].value`."""
+    return list(islice(_paths(expected, actual, ""), FIELD_LIMIT))
+
+
+def _paths(expected: Any, actual: Any, at: str) -> Iterator[str]:
+    if expected == ANYWHERE:
+        return
+    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
+        for key, value in expected.items():
+            yield from _paths(value, actual[key], f"{at}.{key}" if at else key)
+    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        for n, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from _paths(one, other, f"{at}[{n}]")
+    elif expected != actual and (expected == expected or actual == actual):
+        yield at or "all of it"

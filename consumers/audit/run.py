@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from millrace.consumers.audit.agreements import Agreements
-from millrace.consumers.audit.chains import CaptureChain, EventsChain
-from millrace.consumers.audit.dispositions import Dispositions
-from millrace.consumers.audit.envelopes import Envelopes
-from millrace.consumers.audit.episodes import Episodes
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.audit.figures import Figures
-from millrace.consumers.audit.files import Files
 from millrace.consumers.audit.folds import Folds, Makers
-from millrace.consumers.audit.groups import ConsumedOnce, ResolvedOnce, Tickets
-from millrace.consumers.audit.law import Law
-from millrace.consumers.audit.leaders import Leaders
-from millrace.consumers.audit.outputs import Outputs
-from millrace.consumers.audit.places import Places
-from millrace.consumers.audit.records import Beginnings, Records
-from millrace.consumers.audit.samples import Eligible, MinVersion, Staleness, Tokens
-from millrace.consumers.audit.scores import Scores
-from millrace.consumers.audit.settings import Settings as SettingsLaw
-from millrace.consumers.audit.times import Times
-from millrace.consumers.audit.turns import Turns
-from millrace.consumers.audit.verdict import AuditReport
-from millrace.consumers.audit.versions import LedgerChain, Tiles, Versions
+from millrace.consumers.audit.law import AuditReport, Law
+from millrace.consumers.audit.laws.agreements import Agreements
+from millrace.consumers.audit.laws.dispositions import Dispositions
+from millrace.consumers.audit.laws.episodes import Episodes
+from millrace.consumers.audit.laws.events import CaptureChain, Envelopes, EventsChain
+from millrace.consumers.audit.laws.ledger import Figures, Leaders
+from millrace.consumers.audit.laws.order import ConsumedOnce, ResolvedOnce, Tickets
+from millrace.consumers.audit.laws.order import Settings as SettingsLaw
+from millrace.consumers.audit.laws.records import Beginnings, Places, Records, Times
+from millrace.consumers.audit.laws.samples import Eligible, MinVersion, Staleness, Tokens
+from millrace.consumers.audit.laws.scores import Scores
+from millrace.consumers.audit.laws.turns import Outputs, Turns
+from millrace.consumers.audit.laws.versions import LedgerChain, Tiles, Versions
+from millrace.consumers.audit.laws.weights import Files, Weights
 from millrace.consumers.audit.walk import Walk, Watch
-from millrace.consumers.audit.weights import Weights
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.history.rows import Resolve, as_stored
@@ -81,7 +74,7 @@ def audit(
     watch: is told how far it is. Raises AuditError when there is nothing to
     audit, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved, root)
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved, root)
     laws = [law(facts) for law in (*LAWS, *((Files,) if files else ()))]
     if makers:
         laws.append(Folds(facts, walk, makers))

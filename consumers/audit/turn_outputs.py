@@ -61,19 +61,19 @@ class TurnOutputs:
 
     def take(self, slot: bytes, turn: int) -> dict[Where, list[Output]]:
         """Everything that a turn wrote, with earlier turns' outputs that nobody took. Call it with rising turns."""
-        found: dict[Where, list[Output]] = {}
+        outputs: dict[Where, list[Output]] = {}
         for where, lane in self._lanes.get(slot, {}).items():
             while lane.at < len(lane.turns) and lane.turns[lane.at] <= turn:
-                found.setdefault(where, []).append(Output(lane.offsets[lane.at], lane.digests[lane.at]))
+                outputs.setdefault(where, []).append(Output(lane.offsets[lane.at], lane.digests[lane.at]))
                 lane.at += 1
-        return found
+        return outputs
 
-    def untouched(self, slot: bytes, where: Where) -> bool:
+    def is_untouched(self, slot: bytes, where: Where) -> bool:
         """Whether nothing that the slot wrote to this partition was taken before: what is missing may be older."""
         lane = self._lanes.get(slot, {}).get(where)
         return lane is None or lane.at == 0
 
-    def left(self) -> Iterator[tuple[bytes, Where, int, int]]:
+    def leftovers(self) -> Iterator[tuple[bytes, Where, int, int]]:
         """Outputs that nobody took: (slot, where, turn, offset)."""
         for slot, lanes in self._lanes.items():
             for where, lane in lanes.items():

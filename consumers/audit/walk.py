@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from millrace.consumers.audit.rows import Row, SealedSample
+from millrace.consumers.audit.law import SealedSample
 from millrace.infra.errors import AuditError, ClaimError
 from millrace.infra.log.base import Bus, Place, Record
 from millrace.infra.log.history.extent import Extent
 from millrace.infra.log.history.kinds import TURNS
 from millrace.infra.log.history.reader import History, Stretch, Unreadable, left_out
-from millrace.infra.log.history.rows import Resolve
+from millrace.infra.log.history.rows import Resolve, Row
 from millrace.schemas.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -133,15 +133,15 @@ class Walk:
 
     def latest(self, kind: str) -> Row | None:
         """The last readable record of a kind that was committed since its end was measured; None without one."""
-        found = None
+        row = None
         for partition in self.partitions(kind):
             for record in self.history.records(kind, partition, Stretch(self.ends[kind][partition])):
-                found = self.history.row(kind, record, left_out) or found
-        return found
+                row = self.history.row(kind, record, left_out) or row
+        return row
 
-    def moved(self, kind: str, partition: int) -> bool:
+    def has_moved(self, kind: str, partition: int) -> bool:
         """Whether anything, decided or not, was written to a partition since its end was taken."""
-        return self.extent.moved(kind, partition)
+        return self.extent.has_moved(kind, partition)
 
     def _samples(self, laws: Sequence[Law]) -> None:
         takers = [law for law in laws if law.sees("trajectory")]
@@ -155,11 +155,11 @@ class Walk:
 
     def _with_calls(self, rows: Sequence[Row], laws: Sequence[Law]) -> Iterator[SealedSample]:
         """Samples with the events they name; None stands where nothing (readable) lies."""
-        wanted = [row.places("events") for row in rows]
-        there = [place for places in wanted for place in places if self._exists(place)]
-        found = dict(zip(there, self.bus.fetch(there), strict=True))
-        for row, places in zip(rows, wanted, strict=True):
-            calls = [self._call(record) if (record := found.get(place)) else None for place in places]
+        places_of_rows = [row.places("events") for row in rows]
+        there = [place for places in places_of_rows for place in places if self._exists(place)]
+        records = dict(zip(there, self.bus.fetch(there), strict=True))
+        for row, places in zip(rows, places_of_rows, strict=True):
+            calls = [self._call(record) if (record := records.get(place)) else None for place in places]
             sample = SealedSample(row, places, calls)
             try:
                 _ = sample.traces
@@ -189,11 +189,11 @@ HANDLERS = {"ledger": "ledger", "raw": "raw", "weights": "weights", "dead-letter
 def unreadable_to(laws: Sequence[Law]) -> Unreadable:
     """Tells each of these laws of a record that is none of those its topic holds."""
 
-    def told(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
+    def tell_laws(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
         for law in laws:
             law.unreadable(kind, record, str(error))
 
-    return told
+    return tell_laws
 
 
 def tell(laws: Sequence[Law], method: str, row: Row | SealedSample) -> None:
@@ -202,8 +202,8 @@ def tell(laws: Sequence[Law], method: str, row: Row | SealedSample) -> None:
         try:
             getattr(law, method)(row)
         except (ArithmeticError, AttributeError, LookupError, SchemaError, TypeError, ValueError) as error:
-            shown = row.row if isinstance(row, SealedSample) else row
-            law.fail(f"a {shown.name} holds what cannot be judged: {type(error).__name__}: {error}", shown)
+            one = row.row if isinstance(row, SealedSample) else row
+            law.fail(f"a {one.name} holds what cannot be judged: {type(error).__name__}: {error}", one)
 
 
 def handler(kind: str) -> str:

@@ -70,7 +70,7 @@ def build(
             f"policy {settings.policy.name} does not exist: `millrace policy create --model DIR` writes version 0"
         )
     trainer = build_trainer(settings)
-    need = layouts.needed(settings.learner)
+    need = layouts.need_of(settings.learner)
     root = policy_names.weights_root(settings)
     while True:
         try:
@@ -85,7 +85,7 @@ def build(
             head = later
     host, group, identity = settings.learner.host, policy_names.group(settings), identify(settings)
     store = open_store(host, STORE_TIMEOUT_S)
-    me = client_id(f"learner/{identity.shown}", host, store.port)
+    name = client_id(f"learner/{identity.tag}", host, store.port)
     return Parts(
         settings=settings,
         bus=bus,
@@ -100,7 +100,7 @@ def build(
             bus,
             group,
             names["trajectories"],
-            me,
+            name,
             settings.learner.session_timeout_s,
             need,
         ),
@@ -122,16 +122,17 @@ def build_trainer(settings: Settings) -> Trainer:
         raise ConfigError("[learner] knobs: minibatches has a setting of its own, [learner] minibatches")
     models = {role: path for role in FROZEN if (path := getattr(learner, role))}
     try:
-        chosen = algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
-        if chosen.temperature != 1:
+        learning = algorithm(learner.algorithm, minibatches=learner.minibatches, **learner.knobs)
+        if learning.temperature != 1:
             raise BadConfiguration("knobs: temperature: only tokens that were drawn at 1 reach a learner; leave it out")
         limit = settings.rollout.sampling.get("max_tokens")
-        suits(chosen, settings.policy.group_size, int(limit) if limit else None)
+        suits(learning, settings.policy.group_size, int(limit) if limit else None)
         places = layouts.check(learner, settings.topics.shards)
-        layouts.suits(places, [ACTOR, *([CRITIC] if chosen.critic is not None else []), *chosen.holds], chosen.name)
+        critic = [CRITIC] if learning.critic is not None else []
+        layouts.suits(places, [ACTOR, *critic, *learning.holds], learning.name)
         return Trainer(
-            layouts.made(learner, places, _adam(learner)),
-            chosen,
+            layouts.make(learner, places, _adam(learner)),
+            learning,
             Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
             budget=learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
@@ -162,17 +163,17 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
 def rehearse(learner: config.Learner, weights: WeightVersion) -> None:
     """The same for a layout that needs peers, whose cells may be all that holds the model: a tiny one, alone. Raises
     ConfigError where a model does not divide as its layout says."""
-    actor, *others = layouts.chosen(learner)
+    actor, *more = layouts.role_places(learner)
     try:
-        for place in (actor, *others):
+        for place in (actor, *more):
             for role in place.roles:
                 model = getattr(learner, role) if role in FROZEN else weights["uri"]
                 configuration = Path(model) / "config.json"
-                found = {configuration.name: configuration.read_bytes()} if configuration.is_file() else {}
-                check_model(place.layout, found)
+                files = {configuration.name: configuration.read_bytes()} if configuration.is_file() else {}
+                check_model(place.layout, files)
     except BadConfiguration as error:
         raise ConfigError(f"[learner] backend: {error}") from None
-    alone = layouts.made(learner, [RolePlace((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
+    alone = layouts.make(learner, [RolePlace((ACTOR,), Layout(actor.layout.backend))], _adam(learner))
     alone.form(0, 1, None, 60.0)
     trainer = Trainer(alone, algorithm("grpo", minibatches=1), Schedule(learner.lr))
     trainer.load(random_state(REHEARSAL))

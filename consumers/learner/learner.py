@@ -2,7 +2,9 @@
 
 Invariants: a learner never leaves a formed group except by closing the group's sockets; no exception object of a broken
 generation is kept (its traceback would hold the group's sockets open); whatever breaks a generation is answered the
-same way, by regrouping and training the same batch again. An error that would only come again ends the process.
+same way, by regrouping and training the same batch again; an error that would only come again ends the process; a
+spare has no share, no weights and no place in a process group, and polls, so that the next change of the group counts
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 
-from millrace.consumers.learner import standby
 from millrace.consumers.learner.group import layouts
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.watch import Watchdog
@@ -19,6 +20,7 @@ from millrace.consumers.learner.step.generation import Generation
 from millrace.consumers.learner.step.parts import Parts
 from millrace.consumers.learner.step.verdict import Regroup, Stop
 from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
+from millrace.infra.log.history import newest
 
 MOST_BREAKS = 5
 """generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
@@ -67,14 +69,14 @@ class Learner:
     def _aside(self, roster: Roster) -> bool:
         """Wait while others train, or until enough are here; whether learning is over for this process."""
         p = self._parts
-        say = layouts.spare if roster.world else layouts.awaited
+        say = layouts.spare_text if roster.world else layouts.shortage_text
         why = say(p.settings.learner, len(roster.members))
         p.observer.on_phase("aside")
         p.observer.on_idle(why)
         p.observer.warn(why)
         try:
             mismatch.refuse(p, roster)
-            return standby.wait(p, roster)
+            return wait(p, roster)
         except (RegroupError, UnreachableError) as error:
             reason = _first_line(error)
         p.observer.warn(f"no longer waiting as a spare: {reason}")
@@ -86,38 +88,65 @@ class Learner:
         token = p.membership.token
         assert token is not None, "settled"
         generation = Generation(p, roster, token)
-        ended: Regroup | Stop | None = None
+        verdict: Regroup | Stop | None = None
         broke: str | None = None
-        ours = False
+        is_ours = False
         self._watchdog.watch(roster)
         try:
-            ended = generation.run()
+            verdict = generation.run()
         except (RegroupError, RefusedError, UnreachableError) as error:
             broke = _first_line(error)
         except (RuntimeError, BusError) as error:
             # A collective that lost a peer raises RuntimeError; alone there is no peer to lose.
             if roster.world == 1:
                 raise
-            broke, ours = _first_line(error), True
+            broke, is_ours = _first_line(error), True
         p.observer.on_phase("broke" if broke else "ended")
         self._watchdog.rest()
         p.backend.tear_down()
         generation.close()
         p.observer.on_phase("torn")
-        self._breaks = self._breaks + 1 if ours and not generation.stepped else 0
+        self._breaks = self._breaks + 1 if is_ours and not generation.stepped else 0
         if self._breaks > MOST_BREAKS:
             raise LearnerError(
                 f"{self._breaks} generations broke in a row without a version, the last by: {broke}. The other "
                 "learners' logs say what ended them; one that dies in every step may lack memory: lower [learner] "
                 "tokens_per_pack"
             )
-        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(ended)}")
-        return isinstance(ended, Stop)
+        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(verdict)}")
+        return isinstance(verdict, Stop)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _reason(ended: Regroup | Stop | None) -> str:
-    return ended.reason if ended is not None else "it ended"
+def _reason(verdict: Regroup | Stop | None) -> str:
+    return verdict.reason if verdict is not None else "it ended"
+
+
+LOOK_S = 0.2
+"""between two polls of the group"""
+OVER_S = 2.0
+"""between two looks whether the last wanted version is committed"""
+
+
+def wait(parts: Parts, roster: Roster) -> bool:
+    """Poll until the group changes or this process is asked to stop; True when the last wanted version is committed, so
+    that nothing is left to wait for. Raises UnreachableError when the log does not answer."""
+    look_s = 0.0
+    while not parts.stopping() and parts.membership.holds(roster):
+        parts.membership.poll(LOOK_S)
+        if time.monotonic() - look_s > OVER_S:
+            if _over(parts):
+                return True
+            look_s = time.monotonic()
+    return False
+
+
+def _over(parts: Parts) -> bool:
+    last = parts.settings.learner.max_versions
+    if not last:
+        return False
+    head = newest.head(parts.bus, parts.topics["weights"], parts.topics["ledger"])
+    return head is not None and head.version >= last

@@ -1,4 +1,8 @@
-"""The process `millrace learn`: one member of the policy's learner group."""
+"""The process `millrace learn`: one member of the policy's learner group.
+
+Before it loads torch it refuses to differ from the learners that run, and lets them finish the version they are at: to
+load torch and the model's code takes seconds of processor, which on few cores would come out of the step of those that
+go on after a learner died. Invariant: what waits there has not joined the group, so it costs the others nothing."""
 
 from __future__ import annotations
 
@@ -6,20 +10,32 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Self
 
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from millrace.consumers import policy_names
 from millrace.consumers.learner.group import layouts
-from millrace.consumers.learner.group.entrance import check_peers, let_commit
-from millrace.consumers.learner.progress_line import LearnerScreen
-from millrace.consumers.learner.version.metrics import measure
+from millrace.consumers.learner.group.agreement import address
+from millrace.consumers.learner.group.identity import identify, tag_differences, tag_of
+from millrace.consumers.learner.group.membership import refuses
+from millrace.consumers.learner.version.metrics import line, measure
 from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
+from millrace.infra.errors import RefusedMember
 from millrace.infra.heartbeat import BeatPace, Heartbeat, Standing
 from millrace.infra.log.base import Bus
+from millrace.infra.log.history import newest
+from millrace.infra.log.newest import newest_first
+from millrace.infra.log.readable import readable
 from millrace.infra.terminal import Terminal
-from millrace.schemas.records import LedgerEntry
-from millrace.trainers.tracking import packages
+from millrace.schemas.records import LedgerEntry, Resolution
+from millrace.trainers.tracking import services
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +68,8 @@ class _Stop:
 
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
-    packages.check(settings.learner.trackers)
-    if check_peers(settings, bus) >= layouts.needed(settings.learner).fewest:
+    services.check(settings.learner.trackers)
+    if check_peers(settings, bus) >= layouts.need_of(settings.learner).fewest:
         let_commit(settings, bus, stop)
     prepare_process(settings)
 
@@ -62,7 +78,7 @@ def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], 
     from millrace.consumers.learner.group.watch import Watchdog
     from millrace.consumers.learner.learner import Learner
     from millrace.consumers.learner.step.parts import LearnerObserver
-    from millrace.consumers.learner.version.tracking import Tracking
+    from millrace.consumers.learner.version.metrics import Tracking
 
     parts = build(settings, bus, stopping=stop)
     heartbeat = Heartbeat(
@@ -123,3 +139,86 @@ def prepare_process(settings: Settings) -> None:
     import torch
 
     torch.set_num_threads(settings.learner.threads)
+
+
+class LearnerScreen:
+    """Shows versions of `policy` as they are committed. `versions`: how many there will be, 0 where nobody knows. Use
+    it as a context."""
+
+    def __init__(self, policy: str, versions: int, console: Console) -> None:
+        self._console = console
+        self._live = Progress(
+            SpinnerColumn(),
+            TimeElapsedColumn(),
+            *((MofNCompleteColumn(),) if versions else ()),
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._policy = policy
+        self._task = self._live.add_task(f"{policy}: no version yet", total=versions or None)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, entry: LedgerEntry) -> None:
+        """The line of a version that was committed; the time beside it begins anew."""
+        text = line(entry)
+        self._live.reset(self._task, description=f"{self._policy} {text}", completed=entry["version"])
+        if self._live.disable or entry["unchanged"] or any(group["lost"] is not None for group in entry["groups"]):
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+LONGEST_S = 3.0
+"""that a start waits for a version of others"""
+LOOK_S = 0.25
+"""between two looks at the newest version"""
+
+
+def check_peers(settings: Settings, bus: Bus) -> int:
+    """How many live learners the policy has. Raises RefusedMember where this one differs from them, before joining
+    costs them a rebalance."""
+    tag = identify(settings).tag
+    members = bus.group(policy_names.group(settings)).members
+    tags = [tag_of(member.client_id) for member in members if not refuses(*address(member.client_id))]
+    wrong = tag_differences([*tags, tag], "").get(len(tags))
+    if tags and wrong:
+        raise RefusedMember(
+            f"the learners of {settings.policy.name} that are running differ from this one in {wrong}: "
+            "make it equal or stop them, then start it again"
+        )
+    return len(tags)
+
+
+def let_commit(
+    settings: Settings,
+    bus: Bus,
+    stopping: Callable[[], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when no version is due: no whole batch is ready, or the others have committed it. Not later than after
+    `LONGEST_S`, or when asked to stop."""
+    names = policy_names.topics(settings)
+    before, deadline = newest.head(bus, names["weights"], names["ledger"]), clock() + LONGEST_S
+    now = before
+    while now is not None and before is not None and now.version == before.version:
+        due = _ready(bus, names["resolutions"]) - now.seq_hi >= settings.policy.batch
+        if not due or stopping() or clock() >= deadline:
+            return
+        sleep(LOOK_S)
+        now = newest.head(bus, names["weights"], names["ledger"])
+
+
+def _ready(bus: Bus, resolutions: str) -> int:
+    """One past the newest ready group."""
+    for record in newest_first(bus, resolutions):
+        resolution = readable(Resolution, record)
+        if resolution is not None and resolution["kind"] == "ready" and resolution["seq"] is not None:
+            return resolution["seq"] + 1
+    return 0

@@ -18,7 +18,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.local_keys import engine_key
-from millrace.infra.process.stopping import stop_asked
+from millrace.infra.process.ending import stop_asked
 
 PATIENCE_S = 10.0
 """how long an engine that is asked to end may take"""

@@ -1,17 +1,22 @@
 """The reloader: follows the policy's weight events and keeps one engine on the newest, and says so (`status.py`).
 
 Invariants: one look at the engine precedes each decision of the core; a version is acknowledged only for the
-incarnation that loaded it. An engine that does not answer is waited for."""
+incarnation that loaded it; an engine that does not answer is waited for. An adapter is served on the very weights that
+it was trained on (their digest is checked, and the engine's label names it); loading one stops nothing, requests under
+way end with the adapter that they began with, and those of the newest versions stay, so that a request that was routed
+a moment ago still has its own."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from millrace.consumers.reloader import adapter
 from millrace.consumers.reloader.core import Condemn, Idle, ReloaderState, Swap, fault_of
 from millrace.consumers.reloader.directory import Signature, check
 from millrace.consumers.reloader.status import ADAPTER, Status
@@ -27,8 +32,62 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import Row
 from millrace.infra.log.readable import passed_over
 from millrace.infra.versions import located
-from millrace.schemas.labels import make_label
+from millrace.schemas.labels import base_label, make_label, parse_label
 from millrace.schemas.records import WeightVersion
+from millrace.trainers.errors import CorruptCheckpoint
+from millrace.trainers.weights import manifest
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """The directory of full weights under an adapter, and their label in an engine."""
+
+    folder: Path
+    label: str
+
+
+def base_of(folder: Path) -> AdapterBase:
+    """The base of the adapter in `folder`, checked. Raises ReloadError when it is gone or changed."""
+    try:
+        about = json.loads((folder / "training.json").read_bytes())["lora"]
+        base, digest = folder.parent / about["base"], str(about["digest"])
+        found = manifest.base_digest(base)
+    except (OSError, ValueError, KeyError, TypeError, CorruptCheckpoint) as error:
+        raise ReloadError(f"the base of {folder} cannot be had ({error}); restore it") from error
+    if found != digest:
+        raise ReloadError(f"{base} is not the base that {folder} was trained on: restore it")
+    return AdapterBase(base, base_label(digest))
+
+
+def carries(state: EngineState, base: AdapterBase) -> bool:
+    """Whether an engine serves these very weights, and nobody was interrupted while loading them."""
+    return state.base == base.label and not state.paused
+
+
+async def lay(control: EngineControl, base: AdapterBase) -> None:
+    """Replace the weights of an engine by a base, under its label. Adapters on other weights go first."""
+    await clear(control)
+    await swap(control, lambda: control.load(base.folder), base.label, _nobody)
+
+
+async def clear(control: EngineControl) -> None:
+    """Take every adapter off a frozen engine: its weights are about to change under them."""
+    names = await control.adapters()
+    for name in names:
+        await control.unload_adapter(name)
+    if names:
+        await control.abort()
+
+
+def outdated(names: Iterable[str], policy: str, version: int, keep: int) -> list[str]:
+    """Adapters of `policy` that no request can need any more, `version` being the newest: all but `keep`."""
+    found = [(name, parse_label(name)) for name in names]
+    return [name for name, named in found if named and named[0] == policy and named[1] <= version - keep]
+
+
+async def _nobody() -> None:
+    """A base is no version: there is nothing to acknowledge."""
+
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +198,7 @@ class Reloader:
         faults.point("reloader.after_verify")
         began = time.monotonic()
         await freeze(self._control, self._interrupt)
-        await adapter.clear(self._control)
+        await clear(self._control)
         label = make_label(self._machine.policy, version)
         if not await self._loads(version, swap(self._control, ready.load, label, self._acknowledger(version))):
             return
@@ -155,17 +214,17 @@ class Reloader:
         label = make_label(self._machine.policy, version)
         try:
             folder, found = await asyncio.to_thread(check, event, self._adapters)
-            base = await asyncio.to_thread(adapter.base_of, folder)
+            base = await asyncio.to_thread(base_of, folder)
             if reason := await self._control.refusal(base.folder):
                 raise ReloadError(reason)
             faults.point("reloader.after_verify")
-            if not adapter.carries(await self._control.state(), base):
+            if not carries(await self._control.state(), base):
                 await freeze(self._control, self._interrupt)
-                if not await self._loads(version, adapter.lay(self._control, base)):
+                if not await self._loads(version, lay(self._control, base)):
                     return
-            faults.point("adapter.before_load")
+            faults.point("before_load")
             await self._control.load_adapter(label, folder)
-            faults.point("adapter.after_load")
+            faults.point("after_load")
         except EngineUnavailable:
             raise
         except (EngineError, ReloadError) as error:
@@ -173,12 +232,12 @@ class Reloader:
             return
         self._adapters = found
         await self._acknowledger(version)()
-        faults.point("adapter.after_acknowledge")
+        faults.point("after_acknowledge")
         names = await self._control.adapters()
-        for name in adapter.outdated(names, self._machine.policy, version, self._keep):
-            faults.point("adapter.before_unload")
+        for name in outdated(names, self._machine.policy, version, self._keep):
+            faults.point("before_unload")
             await self._control.unload_adapter(name)
-            faults.point("adapter.after_unload")
+            faults.point("after_unload")
         log.info("%s: serves adapter %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._status.renew()
 

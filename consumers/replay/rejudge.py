@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.consumers import clearance
-from millrace.consumers.replay.reward import Replay, RewardComparison, sealed
+from millrace.consumers.replay.reward import Replay, RewardComparison, sealed_rewards
 from millrace.consumers.replay.selection import Selector
 from millrace.consumers.replay.sql_selection import question
 from millrace.formats.exports.select import Selection
@@ -36,7 +36,7 @@ class RejudgeRequest(NamedTuple):
 
 
 def run(
-    settings: Settings, asked: RejudgeRequest, selection: Selection, told: Callable[[int, int], None], sql: str = ""
+    settings: Settings, request: RejudgeRequest, selection: Selection, watch: Callable[[int, int], None], sql: str = ""
 ) -> RewardComparison:
     """Judge what is selected of the configured policy's history, and by a query too where one is given. Raises
     RewardError where there is no such verifier, HistoryGone where a part of the history is nowhere, FencedError
@@ -47,42 +47,44 @@ def run(
 
     ask = question(settings, sql, wanted) if sql else None
     reward, store = settings.reward, claims(settings)
-    chosen = choose(reward, asked.verifier, workers=asked.workers, timeout_s=asked.timeout_s)
-    apart = independent(reward, asked.verifier)
-    who = Evaluator(asked.source, chosen.version, asked.rubric, asked.name, independent=apart)
+    verifier = choose(reward, request.verifier, workers=request.workers, timeout_s=request.timeout_s)
+    apart = independent(reward, request.verifier)
+    evaluator = Evaluator(request.source, verifier.version, request.rubric, request.name, independent=apart)
     try:
         with history(settings) as bus:
             events = full_name(settings.namespace, "events")
-            key, read = reward.key.get_secret_value(), conversations(chosen, bus, events, store)
-            judge = Judge(chosen, who, settings.policy.name, store, key=key, conversations=read)
+            key, read = reward.key.get_secret_value(), conversations(verifier, bus, events, store)
+            judge = Judge(verifier, evaluator, settings.policy.name, store, key=key, conversations=read)
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
                 kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
-                missing = whole(past, *kinds, what_is_left=asked.what_is_left)
-                report = asyncio.run(Replay(past, who, judge, told).run(bus, sealed(past, wanted, kinds)))
+                missing = whole(past, *kinds, what_is_left=request.what_is_left)
+                report = asyncio.run(
+                    Replay(past, evaluator, judge, watch).run(bus, sealed_rewards(past, wanted, kinds))
+                )
                 report.missing = missing
                 return report
-            found = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
-            picked = {(one.id, one.attempt): one.reward for one in found.candidates}
-            report = asyncio.run(Replay(past, who, judge, told).run(bus, picked))
-            report.left_out = +found.left_out
+            answer = ask(Selector(past, clearance.today(settings), settings.policy.tenant, None))
+            rewards = {(one.id, one.attempt): one.reward for one in answer.candidates}
+            report = asyncio.run(Replay(past, evaluator, judge, watch).run(bus, rewards))
+            report.left_out = +answer.left_out
             return report
     finally:
-        chosen.close()
+        verifier.close()
 
 
 def lines(report: RewardComparison) -> list[str]:
     """What a replay came to, a sentence a line."""
-    said = [f"{report.judged} of {report.wanted} trajectories judged"]
-    said += [f"without {gone}" for gone in report.missing]
-    said += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
-    if report.already:
-        said.append(f"{report.already} had been judged by this replay before")
-    if report.failed:
-        said.append(f"{report.failed} verdicts failed: their rewards say how")
-    if report.gone:
-        said.append(f"{report.gone} have no end in the log any more: nothing is left to judge")
-    if report.both:
-        old, new = report.old / report.both, report.new / report.both
-        said.append(f"mean reward {old:.3f} when sealed, {new:.3f} now, over {report.both}; {report.changed} differ")
-    return said
+    out = [f"{report.verdicts} of {report.trajectories} trajectories judged"]
+    out += [f"without {gone}" for gone in report.missing]
+    out += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
+    if report.repeats:
+        out.append(f"{report.repeats} had been judged by this replay before")
+    if report.failures:
+        out.append(f"{report.failures} verdicts failed: their rewards say how")
+    if report.absences:
+        out.append(f"{report.absences} have no end in the log any more: nothing is left to judge")
+    if report.pairs:
+        old, new = report.old_sum / report.pairs, report.new_sum / report.pairs
+        out.append(f"mean reward {old:.3f} when sealed, {new:.3f} now, over {report.pairs}; {report.changes} differ")
+    return out

@@ -30,46 +30,48 @@ from millrace.streams.reward.judge import Evaluator, reward_id
 AT_ONCE = 64
 """episodes judged together, and written in one transaction"""
 
-Wanted = Callable[[Trajectory], bool]
-Sealed = Mapping[tuple[str, str], float | None]
+Rule = Callable[[Trajectory], bool]
+SealedRewards = Mapping[tuple[str, str], float | None]
 """the sealed reward of trajectories, by id and attempt"""
 
 
 @dataclass(slots=True)
 class RewardComparison:
-    """What a replay came to. old, new: sums of the sealed rewards and of the new ones over the trajectories that have
-    both; changed: of those, how many differ; left_out: what was asked for and may not be judged, by reason; missing:
-    ranges that nobody has any more, so that nothing of them was asked for."""
+    """What a replay came to. old_sum, new_sum: sums of the sealed rewards and of the new ones over the
+    trajectories that have both; changes: of those, how many differ; left_out: what was asked for and may not be judged,
+    by reason; missing: ranges that nobody has any more, so that nothing of them was asked for."""
 
-    wanted: int = 0
-    already: int = 0
-    judged: int = 0
-    failed: int = 0
-    gone: int = 0
-    both: int = 0
-    old: float = 0.0
-    new: float = 0.0
-    changed: int = 0
+    trajectories: int = 0
+    repeats: int = 0
+    verdicts: int = 0
+    failures: int = 0
+    absences: int = 0
+    pairs: int = 0
+    old_sum: float = 0.0
+    new_sum: float = 0.0
+    changes: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     missing: list[str] = field(default_factory=list)
 
     def add(self, before: float | None, reward: Reward) -> None:
         """One more verdict, of a trajectory that was sealed with the reward `before`."""
-        self.judged += 1
+        self.verdicts += 1
         value = reward["value"]
         if reward["failure"] is not None or value is None:
-            self.failed += 1
+            self.failures += 1
         elif before is not None:
-            self.both += 1
-            self.old += before
-            self.new += value
-            self.changed += not math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-12)
+            self.pairs += 1
+            self.old_sum += before
+            self.new_sum += value
+            self.changes += not math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def sealed(history: History, wanted: Wanted, kinds: Sequence[Kind[Trajectory]] = (TRAJECTORIES, EVALUATIONS)) -> Sealed:
+def sealed_rewards(
+    history: History, rule: Rule, kinds: Sequence[Kind[Trajectory]] = (TRAJECTORIES, EVALUATIONS)
+) -> SealedRewards:
     """Every trajectory of these kinds that is wanted."""
     rows = (row for kind in kinds for row in history.rows(kind))
-    return {(row["id"], row["attempt"]): row["reward"] for row in rows if wanted(row.record)}
+    return {(row["id"], row["attempt"]): row["reward"] for row in rows if rule(row.record)}
 
 
 class Replay:
@@ -90,16 +92,16 @@ class Replay:
         self._judge = judge
         self._told = told
 
-    async def run(self, bus: Bus, sealed: Sealed) -> RewardComparison:
+    async def run(self, bus: Bus, attempts: SealedRewards) -> RewardComparison:
         """Judge what of these is not yet judged. Raises FencedError when another run of this replay begins."""
         report = RewardComparison()
-        report.wanted = len(sealed)
+        report.trajectories = len(attempts)
         with bus.transactor(self._owner()) as transactor:
-            done = self._done()
-            left = {key: one for key, one in sealed.items() if reward_id(key[0], self._evaluator) not in done}
-            report.already = len(sealed) - len(left)
-            before = {trajectory: value for (trajectory, _), value in left.items()}
-            ends = self._ends(left)
+            reward_ids = self._done()
+            rest = {key: one for key, one in attempts.items() if reward_id(key[0], self._evaluator) not in reward_ids}
+            report.repeats = len(attempts) - len(rest)
+            before = {trajectory: value for (trajectory, _), value in rest.items()}
+            ends = self._ends(rest)
             while batch := list(islice(ends, AT_ONCE)):
                 answers = [out for out in await asyncio.gather(*map(self._judge, batch)) if out is not None]
                 faults.point("replay.judged")
@@ -112,17 +114,17 @@ class Replay:
                 for out in answers:
                     trajectory, reward = self._read(out)
                     report.add(before[trajectory], reward)
-                self._told(report.judged, len(left))
-        report.gone = len(left) - report.judged
+                self._told(report.verdicts, len(rest))
+        report.absences = len(rest) - report.verdicts
         return report
 
     def _owner(self) -> str:
-        history, who = self._history, self._evaluator
-        return full_name(history.namespace, f"{history.policy}.replay-{who.replay}-{who.source}-{who.rubric}")
+        history, by = self._history, self._evaluator
+        return full_name(history.namespace, f"{history.policy}.replay-{by.replay}-{by.source}-{by.rubric}")
 
     def _done(self) -> set[str]:
         """Ids of the rewards of this replay that the log holds, admitted or not yet."""
-        found = set[str]()
+        reward_ids = set[str]()
         source = self._evaluator.source.encode()
         for kind in (RAW, EVENTS):
             rows = self._history.rows(
@@ -133,15 +135,15 @@ class Replay:
                     with suppress(SchemaError):  # a dead letter says so
                         reward: Reward = row.body
                         if reward["replay"] == self._evaluator.replay:
-                            found.add(reward["reward_id"])
-        return found
+                            reward_ids.add(reward["reward_id"])
+        return reward_ids
 
-    def _ends(self, left: Iterable[tuple[str, str]]) -> Iterator[Record]:
+    def _ends(self, attempts: Iterable[tuple[str, str]]) -> Iterator[Record]:
         """The records that say how these attempts ended."""
-        wanted = dict(iter(left))  # of pairs, not a copy of what maps them
+        attempt_of = dict(iter(attempts))  # of pairs, not a copy of what maps them
         for row in self._history.rows(EVENTS, own=True, only=lambda r: r.headers.get("kind") == b"episode_ended"):
-            if row.name == "Event" and wanted.get(row.record["trajectory"]) == row.record["attempt"]:
-                del wanted[row.record["trajectory"]]
+            if row.name == "Event" and attempt_of.get(row.record["trajectory"]) == row.record["attempt"]:
+                del attempt_of[row.record["trajectory"]]
                 yield row.raw
 
     def _read(self, out: Outgoing) -> tuple[str, Reward]:

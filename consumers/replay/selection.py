@@ -19,7 +19,7 @@ from itertools import islice
 
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.dialogue import Unsayable
-from millrace.formats.clearance import Allowed, cleared
+from millrace.formats.clearance import TenantRules, usable_calls
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.gaps import whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
@@ -36,15 +36,15 @@ CHUNK = 256
 EVALUATION = "evaluation traffic"
 TENANT = "the rules of its tenant do not let it train"
 CALLS = "a model call in it may not train"
-GONE = "its model calls cannot be read any more, so nothing says whether it may train"
+NO_CALLS = "its model calls cannot be read any more, so nothing says whether it may train"
 UNREADABLE = "no trajectory that can be read lies there (any more)"
 ELSEWHERE = "the place is in another topic than the policy's trajectories"
 TWICE = "named twice"
-UNWANTED = "not asked for"
+NOT_SELECTED = "not asked for"
 INEXACT = "it has no exact tokens that can train"
 UNFIT = "the model cannot take it: it is too long, or has tokens outside the vocabulary"
 
-Wanted = Callable[[Trajectory], bool]
+Rule = Callable[[Trajectory], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class BranchCandidate:
 
 
 @dataclass(slots=True)
-class Selected:
+class SelectionResult:
     """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
     reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
 
@@ -84,7 +84,7 @@ class Selected:
     gone: list[str] = field(default_factory=list)
 
 
-Question = Callable[["Selector"], Selected]
+Question = Callable[["Selector"], SelectionResult]
 """asks for candidates by a rule, by places or by SQL"""
 
 
@@ -96,7 +96,7 @@ class Selector:
     def __init__(
         self,
         history: History,
-        allowed: Allowed,
+        allowed: TenantRules,
         owner: str,
         limits: ModelLimits | None,
         writer: Writer | None = None,
@@ -115,80 +115,80 @@ class Selector:
         """Of the renderer that writes text; empty where none does."""
         return "" if self._writer is None else self._writer.name
 
-    def by_rule(self, wanted: Wanted) -> Selected:
+    def by_rule(self, rule: Rule) -> SelectionResult:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
-        selected = Selected(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
-        self._judge(self._history.rows(TRAJECTORIES), wanted, selected)
+        selection = SelectionResult(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
+        self._judge(self._history.rows(TRAJECTORIES), rule, selection)
         for partition in self._history.partitions(EVALUATIONS):
-            selected.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
-        return selected
+            selection.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
+        return selection
 
-    def by_places(self, places: Iterable[Place], wanted: Wanted = lambda _: True) -> Selected:
+    def by_places(self, places: Iterable[Place], rule: Rule = lambda _: True) -> SelectionResult:
         """Those at the places of a list, such as SQL gives, that a rule wants too. Raises UnreachableError."""
-        selected, named = Selected(), list(dict.fromkeys(source := list(places)))
-        selected.left_out[TWICE] += len(source) - len(named)
+        selection, unique = SelectionResult(), list(dict.fromkeys(source := list(places)))
+        selection.left_out[TWICE] += len(source) - len(unique)
         trajectories, evaluations = (self._history.names[kind] for kind in (TRAJECTORIES, EVALUATIONS))
-        selected.left_out[EVALUATION] += sum(place.topic == evaluations for place in named)
-        selected.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in named)
+        selection.left_out[EVALUATION] += sum(place.topic == evaluations for place in unique)
+        selection.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in unique)
         self._judge(
-            self._fetched([place for place in named if place.topic == trajectories], selected), wanted, selected
+            self._fetched([place for place in unique if place.topic == trajectories], selection), rule, selection
         )
-        return selected
+        return selection
 
     def texts(self, places: Sequence[Place]) -> list[Texts | str]:
         """The text of the trajectories at some places, cleared anew, or why a place has none (any more)."""
-        found: list[Texts | str] = []
+        texts: list[Texts | str] = []
         rows = self._history.fetch(TRAJECTORIES, places)
         calls = iter(self._calls([place for row in rows if row is not None for place in row.places("events")]))
         for row in rows:
             if row is None:
-                found.append(UNREADABLE)
+                texts.append(UNREADABLE)
                 continue
-            own = [next(calls) for _ in row["events"]]
-            why = problem(row.record, own, self._allowed, self._owner)
-            found.append(self._texts(row.record, own) if why is None else why)
-        return found
+            events = [next(calls) for _ in row["events"]]
+            why = problem(row.record, events, self._allowed, self._owner)
+            texts.append(self._texts(row.record, events) if why is None else why)
+        return texts
 
     def _texts(self, record: Trajectory, calls: Sequence[Row[Event] | None]) -> Texts:
         """Of a trajectory without a problem."""
-        there = cleared([call for call in calls if call is not None], self._owner)
+        there = usable_calls([call for call in calls if call is not None], self._owner)
         return Texts() if self._writer is None else self._writer.texts(record, there)
 
-    def _fetched(self, places: Sequence[Place], selected: Selected) -> Iterator[Row[Trajectory]]:
+    def _fetched(self, places: Sequence[Place], selection: SelectionResult) -> Iterator[Row[Trajectory]]:
         for first in range(0, len(places), CHUNK):
             for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
                 if row is None:
-                    selected.left_out[UNREADABLE] += 1
+                    selection.left_out[UNREADABLE] += 1
                 else:
                     yield row
 
-    def _judge(self, rows: Iterable[Row[Trajectory]], wanted: Wanted, selected: Selected) -> None:
+    def _judge(self, rows: Iterable[Row[Trajectory]], rule: Rule, selection: SelectionResult) -> None:
         source = iter(rows)
         while chunk := list(islice(source, CHUNK)):
             calls = iter(self._calls([place for row in chunk for place in row.places("events")]))
             for row in chunk:
-                own = [next(calls) for _ in row["events"]]
-                match self._looked_at(row, own, wanted):
+                events = [next(calls) for _ in row["events"]]
+                match self._looked_at(row, events, rule):
                     case str() as reason:
-                        selected.left_out[reason] += 1
+                        selection.left_out[reason] += 1
                     case candidate, unsaid:
-                        selected.candidates.append(candidate)
-                        selected.unsaid += unsaid
+                        selection.candidates.append(candidate)
+                        selection.unsaid += unsaid
 
     def _calls(self, places: Sequence[Place]) -> list[Row[Event] | None]:
         kind: Kind[Event] = EVENTS
         return self._history.fetch(kind, places) if places else []
 
     def _looked_at(
-        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], wanted: Wanted
+        self, row: Row[Trajectory], calls: Sequence[Row[Event] | None], rule: Rule
     ) -> tuple[BranchCandidate, Counter[str]] | str:
         """A candidate and its replies that are passed over, or why it is none."""
         record = row.record
         found = problem(record, calls, self._allowed, self._owner)
         if found is not None:
             return found
-        if not wanted(record):
-            return UNWANTED
+        if not rule(record):
+            return NOT_SELECTED
         if self._limits is None:
             return _candidate(row, Texts()), Counter()
         texts = self._texts(record, calls)
@@ -200,21 +200,21 @@ class Selector:
         return exact or (_candidate(row, texts), texts.refused)
 
 
-def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], allowed: Allowed, owner: str) -> str | None:
+def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], rules: TenantRules, owner: str) -> str | None:
     """Why a sample may not be learned from; None where it may. calls: of its `events`, None where one cannot be read;
     allowed: the rules of today; owner: the tenant of the policy."""
     if sample["split"] != "train":
         return EVALUATION
-    if allowed(sample["tenant"], sample["split"]) is not None:
+    if rules(sample["tenant"], sample["split"]) is not None:
         return TENANT
     there = [call for call in calls if call is not None]
     try:
-        cleared(there, owner)
+        usable_calls(there, owner)
     except Unsayable:
         return CALLS
     except SchemaError:
-        return GONE
-    return None if len(there) == len(calls) else GONE
+        return NO_CALLS
+    return None if len(there) == len(calls) else NO_CALLS
 
 
 def _unlearnable(record: Trajectory, limits: ModelLimits) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
+from millrace.consumers.replay.selection import Question, Rule, SelectionResult, Selector
 from millrace.consumers.warehouse.client import Asking, leave, open_asking
 from millrace.consumers.warehouse.statements import split
 from millrace.infra.config import Settings
@@ -35,16 +35,16 @@ LOOK = (
 UNKNOWN = "no trajectory of this policy has the id"
 
 
-def question(settings: Settings, sql: str, wanted: Wanted = lambda _: True) -> Question:
+def question(settings: Settings, sql: str, rule: Rule = lambda _: True) -> Question:
     """What asks the warehouse of this deployment when it is called, by one query. Raises QuestionError for a text that
     is not one. wanted: a rule that each of its trajectories must meet too."""
     statement = one(sql)
 
-    def ask(selector: Selector) -> Selected:
+    def ask(selector: Selector) -> SelectionResult:
         names = topics_of(settings.namespace, settings.policy.name)
         with open_asking(settings, leave) as asking:
             places, unknown = found(asking, statement, (names[TRAJECTORIES], names[EVALUATIONS]))
-        selected = selector.by_places(places, wanted)
+        selected = selector.by_places(places, rule)
         selected.left_out[UNKNOWN] += unknown
         return selected
 
@@ -53,8 +53,8 @@ def question(settings: Settings, sql: str, wanted: Wanted = lambda _: True) -> Q
 
 def one(sql: str) -> str:
     """The one query of a text. Raises QuestionError."""
-    done, rest = split(sql)
-    statements = [*done, *([rest] if rest else [])]
+    statement, rest = split(sql)
+    statements = [*statement, *([rest] if rest else [])]
     if len(statements) != 1:
         raise QuestionError(f"a selection is one query, and here are {len(statements)}")
     return statements[0]

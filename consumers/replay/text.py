@@ -51,10 +51,10 @@ class Texts:
         """blake2b hex over the tokens and masks of all samples, in order; empty where there are none."""
         if not self.samples:
             return ""
-        found = blake2b(digest_size=16)
+        hasher = blake2b(digest_size=16)
         for sample in self.samples:
-            found.update(sample.length.to_bytes(8, "little") + sample.tokens.tobytes() + sample.mask.tobytes())
-        return found.hexdigest()
+            hasher.update(sample.length.to_bytes(8, "little") + sample.tokens.tobytes() + sample.mask.tobytes())
+        return hasher.hexdigest()
 
 
 class Writer:
@@ -70,11 +70,11 @@ class Writer:
     def renderer(self) -> Renderer | str:
         """What writes, or why nothing does."""
         try:
-            found = self._choose()
+            choice = self._choose()
         except ConfigError as error:
             return str(error)
-        found.limit_to(self._longest)
-        return found
+        choice.limit_to(self._longest)
+        return choice
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class Writer:
         if not is_usable(record):
             return out
         bodies = whole_calls(calls)
-        gone = {body["supersedes"] for body in bodies if body["supersedes"]}
+        former = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
         said: list[Spoken] = []
         for body in bodies:
@@ -96,7 +96,7 @@ class Writer:
             if reasons.get(body["response_id"]) != body["untrainable_reason"]:
                 continue
             try:
-                said.append(self._spoken(record, body, superseded=body["response_id"] in gone))
+                said.append(self._spoken(record, body, superseded=body["response_id"] in former))
             except Unspoken as error:
                 out.refused[str(error)] += 1
         for tokens, mask, replies in joined(said):
@@ -126,28 +126,28 @@ class Writer:
 def joined(replies: Iterable[Spoken]) -> list[tuple[list[int], list[int], int]]:
     """Tokens, mask and number of replies of each sample: a reply goes on with the longest sample that its prompt begins
     with; one that was there already is left out."""
-    found: list[tuple[list[int], list[int], int]] = []
+    samples: list[tuple[list[int], list[int], int]] = []
     open_: dict[bytes, int] = {}
-    seen: set[tuple[bytes, bytes]] = set()
-    for prompt, said in replies:
-        data, tail = _bytes(prompt), _bytes(said)
-        if (data, tail) in seen:
+    pairs: set[tuple[bytes, bytes]] = set()
+    for prompt, reply in replies:
+        data, tail = _bytes(prompt), _bytes(reply)
+        if (data, tail) in pairs:
             continue
-        seen.add((data, tail))
+        pairs.add((data, tail))
         digest, at, goes_on = blake2b(digest_size=16), 0, None
-        for end in sorted({len(tokens) for tokens, *_ in found if len(tokens) <= len(prompt)}):
+        for end in sorted({len(tokens) for tokens, *_ in samples if len(tokens) <= len(prompt)}):
             digest.update(data[at * 4 : end * 4])
             at, goes_on = end, open_.get(digest.digest(), goes_on)
         if goes_on is None:
-            goes_on = len(found)
-            found.append(([], [], 0))
+            goes_on = len(samples)
+            samples.append(([], [], 0))
         else:
-            del open_[blake2b(_bytes(found[goes_on][0]), digest_size=16).digest()]
-        tokens, mask, count = found[goes_on]
-        new = len(prompt) - len(tokens)
-        found[goes_on] = [*prompt, *said], [*mask, *[0] * new, *[1] * len(said)], count + 1
+            del open_[blake2b(_bytes(samples[goes_on][0]), digest_size=16).digest()]
+        tokens, mask, count = samples[goes_on]
+        fresh = len(prompt) - len(tokens)
+        samples[goes_on] = [*prompt, *reply], [*mask, *[0] * fresh, *[1] * len(reply)], count + 1
         open_[blake2b(data + tail, digest_size=16).digest()] = goes_on
-    return found
+    return samples
 
 
 def _bytes(ids: Sequence[int]) -> bytes:

@@ -89,8 +89,8 @@ class ClaimedReward:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode. task: what is known of the task beside its messages, as JSON; claimed: exact tokens that its row had
-    and that are left out."""
+    """One episode. task: what is known of the task beside its messages, as JSON; exact_tokens: how many its
+    row had, which are left out."""
 
     steps: Sequence[Step]
     task_id: str = ""
@@ -102,7 +102,7 @@ class Episode:
     at: Micros | None = None
     trace: str | None = None
     """32 hex digits, where it was traced"""
-    claimed: int = 0
+    exact_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

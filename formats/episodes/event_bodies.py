@@ -19,7 +19,7 @@ from millrace.formats.episodes.episode import (
     ToolUseStep,
     UnansweredStep,
 )
-from millrace.formats.episodes.messages import plain
+from millrace.formats.episodes.messages import text_content
 from millrace.formats.episodes.rows import BadRow, Content, json_text
 from millrace.infra.stages.letters import made_id
 from millrace.schemas import arrays, bounds
@@ -74,9 +74,9 @@ class Bodies:
     def drafts(self) -> Iterator[BareEvent]:
         """All of them, in order. Raises BadRow."""
         for draft in self._drafts():
-            found = beyond_body(draft.kind, cast(Any, draft.body))
-            if found is not None:
-                raise BadRow("out_of_bounds", found)
+            excess = beyond_body(draft.kind, cast(Any, draft.body))
+            if excess is not None:
+                raise BadRow("out_of_bounds", excess)
             self._step += 1
             yield draft
 
@@ -92,21 +92,21 @@ class Bodies:
                     yield self._draft("model_call", self._call(step), "policy", step.span)
                     response = self.replies[-1]
                     for call in step.message.get("tool_calls", ()):
-                        asked = call["function"]
-                        yield self._tool(call["id"], asked["name"], asked["arguments"], response)
+                        question = call["function"]
+                        yield self._tool(call["id"], question["name"], question["arguments"], response)
                 case ToolUseStep():
                     yield self._tool(step.call_id, step.name, step.arguments, None, step.span)
                 case ToolAnswerStep():
                     yield self._answer(step)
                 case UnansweredStep():
-                    seen: Any = {"content": step.content, "media_type": "text/plain", "origin": step.origin}
-                    yield self._draft("observation", seen, "environment")
-        for number, judged in enumerate(episode.rewards):
-            self._at = judged.at or self._at
-            target = None if judged.reply is None else self.replies[judged.reply]
+                    replies: Any = {"content": step.content, "media_type": "text/plain", "origin": step.origin}
+                    yield self._draft("observation", replies, "environment")
+        for number, rewards in enumerate(episode.rewards):
+            self._at = rewards.at or self._at
+            target = None if rewards.reply is None else self.replies[rewards.reply]
             id = made_id(self._origin.label, self._id, "reward", number)
-            yield self._draft("reward", reward(self._origin, self._id, id, target, judged, self._at), "evaluator")
-        ended: Any = {
+            yield self._draft("reward", reward(self._origin, self._id, id, target, rewards, self._at), "evaluator")
+        end: Any = {
             "status": episode.status,
             "stop_condition": self._origin.reason,
             "steps": self._step,
@@ -117,7 +117,7 @@ class Bodies:
             "task": episode.task,
             "awaits": [],
         }
-        yield self._draft("episode_ended", ended, "agent")
+        yield self._draft("episode_ended", end, "agent")
 
     def _draft(self, kind: EventKind, body: Body, actor: str, span: str | None = None) -> BareEvent:
         return BareEvent(kind, body, actor, self._at, span)
@@ -128,7 +128,7 @@ class Bodies:
         return made_id(self._origin.label, "task", json_text(list(first.messages[: first.upto])))
 
     def _start(self, task_id: str) -> EpisodeStarted:
-        nothing: Versions = {
+        blank: Versions = {
             "agent": "",
             "harness": "",
             "prompt": "",
@@ -148,7 +148,7 @@ class Bodies:
             "awaits": [],
             "reward_deadline_ms": 0,
             "mode": self._origin.label,
-            "versions": {**nothing, "agent": self._episode.agent},
+            "versions": {**blank, "agent": self._episode.agent},
             "replay": "non_replayable",
             "budget": {},
         }
@@ -156,9 +156,9 @@ class Bodies:
     def _call(self, step: ReplyStep) -> ModelCall:
         response = made_id(self._origin.label, self._id, "reply", len(self.replies))
         asked = list(step.messages[: step.upto])
-        lineage, opened = self._lineage(step, response)
+        lineage, opening = self._lineage(step, response)
         self.replies.append(response)
-        self._output = plain(step.message)
+        self._output = text_content(step.message)
         finish = step.finish or ("tool_calls" if step.message.get("tool_calls") else "stop")
         request: Content = {"model": step.model, "messages": asked} | (
             {"tools": list(step.tools)} if step.tools else {}
@@ -170,7 +170,7 @@ class Bodies:
             "response_id": response,
             "choice": 0,
             "lineage": lineage,
-            "opened": opened,
+            "opened": opening,
             "supersedes": None,
             "turn": len(self.replies) - 1,
             "prefix_len": 0,
@@ -241,7 +241,7 @@ class Bodies:
         return self._draft("tool_result", body, "tool", step.span)
 
 
-def reward(origin: Origin, trajectory: str, id: str, target: str | None, judged: ClaimedReward, at: Micros) -> Reward:
+def reward(origin: Origin, trajectory: str, id: str, target: str | None, claim: ClaimedReward, at: Micros) -> Reward:
     """A judgement as a reward. target: the reply that it is about; None: the whole trajectory."""
     return {
         "reward_id": id,
@@ -249,14 +249,14 @@ def reward(origin: Origin, trajectory: str, id: str, target: str | None, judged:
         "target": trajectory if target is None else target,
         "span_start": None,
         "span_end": None,
-        "source": f"{origin.label}:{judged.source}" if judged.source else origin.label,
+        "source": f"{origin.label}:{claim.source}" if claim.source else origin.label,
         "source_version": "",
-        "rubric_version": judged.rubric,
-        "value": judged.value,
-        "components": judged.components,
-        "label": judged.label,
+        "rubric_version": claim.rubric,
+        "value": claim.value,
+        "components": claim.components,
+        "label": claim.label,
         "failure": None,
-        "critique": judged.critique,
+        "critique": claim.critique,
         "supersedes": None,
         "independent": False,
         "observed_at": at,
@@ -266,11 +266,11 @@ def reward(origin: Origin, trajectory: str, id: str, target: str | None, judged:
     }
 
 
-def _within(text: str, what: str) -> str:
+def _within(text: str, name: str) -> str:
     if unwieldy(text):
         raise BadRow(
             "too_many_values",
-            f"{what} nests deeper than {bounds.DEPTH} levels (DEPTH) or has more than {bounds.VALUES:,} values "
+            f"{name} nests deeper than {bounds.DEPTH} levels (DEPTH) or has more than {bounds.VALUES:,} values "
             "(VALUES)",
         )
     return text

@@ -53,18 +53,20 @@ def message(value: Any, name: str) -> Content:
     return out
 
 
-def offered(value: Any) -> list[Content]:
+def tool_list(value: Any) -> list[Content]:
     """The tools that a row offers, a list or one as JSON text. Raises BadRow."""
-    found = _written(value) if isinstance(value, str) and value else value
-    if not found:
+    tools = _written(value) if isinstance(value, str) and value else value
+    if not tools:
         return []
-    if not isinstance(found, list) or not all(isinstance(tool, Mapping) for tool in found):
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise BadRow("bad_tools", "the tools are no list of objects")
-    return [dict(tool) for tool in found]
+    return [dict(tool) for tool in tools]
 
 
-def conversation(messages: Sequence[Content], tools: Sequence[Content], at: Micros | None, own: int = 0) -> list[Step]:
-    """The steps of a conversation whose replies from message number `own` on are the policy's. at: when it began, where
+def conversation(
+    messages: Sequence[Content], tools: Sequence[Content], at: Micros | None, first: int = 0
+) -> list[Step]:
+    """The steps of a conversation whose replies from message `first` on are the policy's. at: when it began, where
     that is known; messages may say it themselves. Raises BadRow where there is no reply."""
     steps: list[Step] = []
     names: dict[str, str] = {}
@@ -75,20 +77,20 @@ def conversation(messages: Sequence[Content], tools: Sequence[Content], at: Micr
         if role == "assistant":
             for call in one.get("tool_calls", ()):
                 names[call["id"]] = call["function"]["name"]
-            if number >= own and number > 0:
+            if number >= first and number > 0:
                 steps.append(ReplyStep(messages, number, one, tools, when))
-        elif role in ("tool", "function") and number >= own:
+        elif role in ("tool", "function") and number >= first:
             call_id = text_of(one, "tool_call_id")
             name = text_of(one, "name") or names.get(call_id, "")
-            steps.append(ToolAnswerStep(call_id, name, plain(one), at=when))
+            steps.append(ToolAnswerStep(call_id, name, text_content(one), at=when))
         elif number > last:
-            steps.append(UnansweredStep(plain(one), role, when))
+            steps.append(UnansweredStep(text_content(one), role, when))
     if not any(isinstance(step, ReplyStep) for step in steps):
         raise BadRow("no_reply", "no message of the assistant follows another: there is nothing that a policy did")
     return steps
 
 
-def plain(one: Mapping[str, Any]) -> str:
+def text_content(one: Mapping[str, Any]) -> str:
     """The content of a message as text: text parts joined, others as JSON."""
     content = one["content"]
     if isinstance(content, str):
@@ -102,9 +104,9 @@ def _tool_call(call: Any, name: str) -> Content:
         raise BadRow("bad_tool_call", f"a tool call of {name} names no function")
     given = function.get("arguments", "")
     arguments = given if isinstance(given, str) else json_text(given)
-    known = {key: value for key, value in call.items() if key not in ("function", "id", "type")}
+    fields = {key: value for key, value in call.items() if key not in ("function", "id", "type")}
     inner = {**function, "arguments": arguments}
-    return {"id": text_of(call, "id"), "type": "function", **known, "function": inner}
+    return {"id": text_of(call, "id"), "type": "function", **fields, "function": inner}
 
 
 def _written(text: str) -> Any:

@@ -73,18 +73,18 @@ def time_of(content: Mapping[str, Any]) -> Micros | None:
 
 def micros(value: Any, name: str) -> Micros:
     """A time as micros since the epoch: a number in any usual unit, or ISO 8601. Raises BadRow."""
-    found: float | None = None
+    time: float | None = None
     if isinstance(value, str):
-        found = _parsed(value)
+        time = _parsed(value)
     elif isinstance(value, datetime):
-        found = _since(value)
+        time = _since(value)
     elif isinstance(value, date):
-        found = _since(datetime(value.year, value.month, value.day))
+        time = _since(datetime(value.year, value.month, value.day))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = _scaled(value)
-    if found is None or not math.isfinite(found) or not 0 <= found <= bounds.TIME:
+        time = _scaled(value)
+    if time is None or not math.isfinite(time) or not 0 <= time <= bounds.TIME:
         raise BadRow("bad_time", f"{name} is no time between 1970 and 2255: write seconds since 1970, or ISO 8601")
-    return int(found)
+    return int(time)
 
 
 def _scaled(value: float) -> float:
@@ -110,8 +110,8 @@ def _parsed(text: str) -> float | None:
 
 def _since(when: datetime) -> float:
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
-    passed = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
+    age = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
 
 
 def text_of(content: Mapping[str, Any], *names: str) -> str:

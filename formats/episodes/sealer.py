@@ -51,7 +51,7 @@ class Sealer:
             spawn_call=kin.spawn_call,
         )
 
-    def sealed(self, draft: BareEvent, id: str, source: str, epoch: int, number: int) -> Event:
+    def seal(self, draft: BareEvent, id: str, source: str, epoch: int, number: int) -> Event:
         """The next event. Raises BadRow."""
         event = envelope.unlinked(
             self._whose,
@@ -65,9 +65,9 @@ class Sealer:
             captured=draft.at,
             span_id=draft.span,
         )
-        found = beyond("Event", event)
-        if found is not None:
-            raise BadRow("out_of_bounds", found)
+        excess = beyond("Event", event)
+        if excess is not None:
+            raise BadRow("out_of_bounds", excess)
         event = envelope.linked(event)
         self.step, self.link = self.step + 1, event["hash"]
         return event

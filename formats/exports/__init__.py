@@ -1,9 +1,8 @@
 """Export: sealed trajectories, exactly as they lie in the log, in the layouts that other tools of the field read.
 
-select             which trajectories, as plain rules
-training_versions  which version trained a trajectory
-gather             samples out of the log, group by group, in bounded memory
-run                all of it, with the manifest
+select  which trajectories, as plain rules
+gather  samples out of the log, group by group, in bounded memory
+run     all of it, with the manifest
 """
 
 from millrace.formats.exports.run import ExportSummary, export, export_from

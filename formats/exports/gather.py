@@ -6,6 +6,8 @@ left out by a rule, as refused with a reason, or as given to the layout."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +16,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from millrace.dialects.dialogue import Unsayable
-from millrace.formats.clearance import Allowed
-from millrace.formats.exports.select import Selection
-from millrace.formats.exports.training_versions import TrainingVersions
+from millrace.formats.clearance import TenantRules
+from millrace.formats.exports.select import Selection, VersionRange
 from millrace.formats.sample import ExportedSample
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Place, Record
@@ -25,7 +26,7 @@ from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJEC
 from millrace.infra.log.history.reader import History, Stretch
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import Event, Trajectory
+from millrace.schemas.records import Event, LedgerEntry, Trajectory
 
 CHUNK = 32
 """groups whose calls are fetched at once"""
@@ -36,7 +37,7 @@ Watch = Callable[[int, int], None]
 """hears how many records are read, and of how many"""
 
 
-class NotExported(NamedTuple):
+class ExportRefusal(NamedTuple):
     """A trajectory that was wanted and is not exported."""
 
     trajectory: str
@@ -52,24 +53,30 @@ class ExportTally:
     read: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     """by the rule of the selection"""
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
     """by reason"""
-    exported: int = 0
+    exports: int = 0
 
 
-Refuse = Callable[[NotExported], None]
+Refuse = Callable[[ExportRefusal], None]
 
 
 class Gatherer:
-    """Reads the samples of one policy. owner: the tenant that the policy belongs to; allowed: today's rules."""
+    """Reads the samples of one policy. owner: the tenant that the policy belongs to; rules: of tenants, today."""
 
     def __init__(
-        self, history: History, selection: Selection, owner: str, allowed: Allowed, tally: ExportTally, refuse: Refuse
+        self,
+        history: History,
+        selection: Selection,
+        owner: str,
+        rules: TenantRules,
+        tally: ExportTally,
+        refuse: Refuse,
     ) -> None:
         self._history = history
         self._selection = selection
         self._owner = owner
-        self._allowed = allowed
+        self._rules = rules
         self._tally = tally
         self._refuse = refuse
         entries = (row.record for row in history.rows(LEDGER))
@@ -83,25 +90,25 @@ class Gatherer:
             self._size(kind, partition, end) for kind, ends in self._ends.items() for partition, end in ends.items()
         )
 
-    def groups(self, watch: Watch = lambda done, total: None) -> Iterator[list[ExportedSample]]:
+    def groups(self, watch: Watch = lambda count, total: None) -> Iterator[list[ExportedSample]]:
         """The samples of every group that has any, in log order of the groups' ends. Raises StorageError where claimed
         bytes cannot be had now."""
-        done = 0
+        count = 0
         for kind, ends in self._ends.items():
             for partition, end in sorted(ends.items()):
                 for together in _chunks(self._whole(kind, partition, end)):
-                    done += sum(len(group.rows) + group.unread for group in together)
+                    count += sum(len(group.rows) + group.unread for group in together)
                     yield from self._samples([group.rows for group in together])
-                    watch(done, self._total)
+                    watch(count, self._total)
 
     # -- reading
 
     def _whole(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[_Group]:
         """Every group of a partition once all its records are read; which are counted first, by their key."""
         waiting = Counter(record.key for record in self._records(kind, partition, end))
-        found: defaultdict[bytes, _Group] = defaultdict(_Group)
+        groups: defaultdict[bytes, _Group] = defaultdict(_Group)
         for record in self._records(kind, partition, end):
-            group = found[record.key]
+            group = groups[record.key]
             row = self._history.row(kind, record, self._unreadable)
             if row is None:
                 group.unread += 1
@@ -109,7 +116,7 @@ class Gatherer:
                 group.rows.append(row)
             waiting[record.key] -= 1
             if waiting[record.key] <= 0:
-                yield found.pop(record.key)
+                yield groups.pop(record.key)
 
     def _records(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[Record]:
         """The records of a partition that may be wanted: where versions are named, those that the ledger places."""
@@ -143,16 +150,16 @@ class Gatherer:
     # -- choosing
 
     def _samples(self, groups: Sequence[Sequence[Row[Trajectory]]]) -> Iterator[list[ExportedSample]]:
-        wanted = [[row for row in rows if self._is_wanted(row)] for rows in groups]
-        places = [place for rows in wanted for row in rows for place in row.places("events")]
+        rows_of_groups = [[row for row in rows if self._is_wanted(row)] for rows in groups]
+        places = [place for rows in rows_of_groups for row in rows for place in row.places("events")]
         calls = iter(self._history.fetch(EVENTS, places) if places else [])
-        for rows in wanted:
-            made: dict[str, list[ExportedSample]] = {}
+        for rows in rows_of_groups:
+            by_tenant: dict[str, list[ExportedSample]] = {}
             for row in rows:
-                own = [next(calls) for _ in row["events"]]
-                if (sample := self._made(row, own)) is not None:
-                    made.setdefault(row["tenant"], []).append(sample)
-            for samples in made.values():  # groups of two tenants may have one name
+                events = [next(calls) for _ in row["events"]]
+                if (sample := self._made(row, events)) is not None:
+                    by_tenant.setdefault(row["tenant"], []).append(sample)
+            for samples in by_tenant.values():  # groups of two tenants may have one name
                 yield self._finished(samples)
 
     def _is_wanted(self, row: Row[Trajectory]) -> bool:
@@ -164,7 +171,7 @@ class Gatherer:
 
     def _made(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None]) -> ExportedSample | None:
         try:
-            if (why := self._allowed(row["tenant"], row["split"])) is not None:
+            if (why := self._rules(row["tenant"], row["split"])) is not None:
                 raise Unsayable("ineligible", why)
             there = [call for call in calls if call is not None]
             if len(there) < len(calls):
@@ -192,8 +199,8 @@ class Gatherer:
         return [best]
 
     def _turn_down(self, trajectory: str, reason: str, detail: str, place: Place) -> None:
-        self._tally.refused[reason] += 1
-        self._refuse(NotExported(trajectory, reason, detail, place))
+        self._tally.refusals[reason] += 1
+        self._refuse(ExportRefusal(trajectory, reason, detail, place))
 
 
 class _Group:
@@ -208,3 +215,38 @@ def _chunks(groups: Iterable[_Group]) -> Iterator[list[_Group]]:
     source = iter(groups)
     while chunk := list(islice(source, CHUNK)):
         yield chunk
+
+
+class TrainingVersions:
+    """Which version trained a trajectory, by its place; of lost groups none did. Sixteen bytes a trained trajectory,
+    however long the history is."""
+
+    def __init__(self, topic: str, entries: Iterable[LedgerEntry]) -> None:
+        trainings: dict[int, list[tuple[int, int]]] = {}
+        for entry in entries:
+            for group in entry["groups"]:
+                for place in group["trajectories"]:
+                    if group["lost"] is None and place["topic"] == topic:
+                        trainings.setdefault(place["partition"], []).append((place["offset"], entry["version"]))
+        self._topic = topic
+        self._offsets: dict[int, array[int]] = {}
+        self._versions: dict[int, array[int]] = {}
+        for partition, pairs in trainings.items():
+            pairs.sort()
+            self._offsets[partition] = array("q", (offset for offset, _ in pairs))
+            self._versions[partition] = array("q", (version for _, version in pairs))
+
+    def offsets(self, topic: str, partition: int, versions: VersionRange) -> list[int]:
+        """Where the trajectories of a topic's partition lie that these versions trained on, ascending."""
+        if topic != self._topic or partition not in self._offsets:
+            return []
+        pairs = zip(self._offsets[partition], self._versions[partition], strict=True)
+        return list(dict.fromkeys(offset for offset, version in pairs if versions.holds(version)))
+
+    def version(self, place: Place) -> int | None:
+        """The version that trained on the trajectory at a place, None when none did."""
+        offsets = self._offsets.get(place.partition)
+        if offsets is None or place.topic != self._topic:
+            return None
+        at = bisect_left(offsets, place.offset)
+        return self._versions[place.partition][at] if at < len(offsets) and offsets[at] == place.offset else None

@@ -15,8 +15,8 @@ from typing import Any, Self
 import orjson
 
 from millrace.dialects.dialogue import Unsayable
-from millrace.formats.clearance import Allowed, anyone
-from millrace.formats.exports.gather import ExportTally, Gatherer, NotExported, Watch
+from millrace.formats.clearance import TenantRules, anyone
+from millrace.formats.exports.gather import ExportRefusal, ExportTally, Gatherer, Watch
 from millrace.formats.exports.select import Selection
 from millrace.formats.files import JsonLinesSink, digest, sink
 from millrace.formats.layouts import WRITERS
@@ -74,7 +74,7 @@ def export(
     layout: str,
     out: Path,
     selection: Selection,
-    allowed: Allowed,
+    allowed: TenantRules,
     watch: Watch = lambda done, total: None,
     *,
     what_is_left: bool = False,
@@ -83,9 +83,9 @@ def export(
     layout that is none, a place that is taken, or trajectories that nobody has any more, unless `what_is_left`;
     BusError when the log cannot be read."""
     with history(settings) as bus:
-        known = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
+        source = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
         return export_from(
-            known, layout, out, selection, settings.policy.tenant, allowed, watch, what_is_left=what_is_left
+            source, layout, out, selection, settings.policy.tenant, allowed, watch, what_is_left=what_is_left
         )
 
 
@@ -95,20 +95,20 @@ def export_from(
     out: Path,
     selection: Selection,
     owner: str = "",
-    allowed: Allowed = anyone,
+    allowed: TenantRules = anyone,
     watch: Watch = lambda done, total: None,
     *,
     what_is_left: bool = False,
 ) -> ExportSummary:
     """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
-    made = _layout(layout)
+    target = _layout(layout)
     if out.exists():
         raise ExportError(f"{out} is there already: remove it, or choose another name")
     if not out.parent.is_dir():
         raise ExportError(f"there is no folder {out.parent}: make it, or choose another name")
     with durable.drafted(out) as draft:
         with _Refusals(out) as refusals:
-            run = _Run(history, made, selection, refusals)
+            run = _Run(history, target, selection, refusals)
             run.write(draft, owner, allowed, watch, what_is_left=what_is_left)
         summary = run.summary(out, digest(draft))
         durable.write(_beside(out, "manifest.json"), orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
@@ -128,7 +128,7 @@ class _Run:
         self._tokenizers: set[str] = set()
         self._gone: list[str] = []
 
-    def write(self, draft: Path, owner: str, allowed: Allowed, watch: Watch, *, what_is_left: bool) -> None:
+    def write(self, draft: Path, owner: str, allowed: TenantRules, watch: Watch, *, what_is_left: bool) -> None:
         """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `what_is_left`."""
         gatherer = Gatherer(self._history, self._selection, owner, allowed, self._tally, self._refusals)
         self._gone = gatherer.gone
@@ -147,14 +147,14 @@ class _Run:
     def _count(self, samples: Sequence[ExportedSample], rows: int) -> None:
         self._rows += rows
         for sample in samples:
-            self._tally.exported += 1
+            self._tally.exports += 1
             self._tokens += sum(len(trace.tokens) for trace in sample.traces)
             self._trainable += sum(int((trace.mask != 0).sum()) for trace in sample.traces)
             self._tokenizers |= sample.tokenizers
 
     def _turn_down(self, sample: ExportedSample, error: Unsayable) -> None:
-        self._tally.refused[error.code] += 1
-        self._refusals(NotExported(sample.id, error.code, str(error), sample.place))
+        self._tally.refusals[error.code] += 1
+        self._refusals(ExportRefusal(sample.id, error.code, str(error), sample.place))
 
     def summary(self, out: Path, sha256: str) -> ExportSummary:
         """What the manifest says."""
@@ -168,10 +168,10 @@ class _Run:
             self._selection.as_json(),
             tally.read,
             dict(sorted(tally.left_out.items())),
-            dict(sorted(tally.refused.items())),
+            dict(sorted(tally.refusals.items())),
             self._refusals.examples,
             self._gone,
-            tally.exported,
+            tally.exports,
             self._rows,
             self._tokens,
             self._trainable,
@@ -196,7 +196,7 @@ class _Refusals:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._held.__exit__(kind, error, at)
 
-    def __call__(self, refusal: NotExported) -> None:
+    def __call__(self, refusal: ExportRefusal) -> None:
         if self._lines is None:
             self._lines = JsonLinesSink(self._held.enter_context(durable.drafted(self._path)))
             self._held.callback(self._lines.close)
@@ -207,10 +207,10 @@ class _Refusals:
 
 
 def _layout(name: str) -> ExportLayout:
-    made = WRITERS.get(name)
-    if made is None:
+    layout = WRITERS.get(name)
+    if layout is None:
         raise ExportError(f"there is no layout {name!r}: choose one of {', '.join(WRITERS)}")
-    return made()
+    return layout()
 
 
 def _beside(out: Path, what: str) -> Path:

@@ -45,7 +45,7 @@ class VersionRange:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardBound:
+class RewardLimit:
     """What a reward must be, `sign` and `value`; a missing or non-finite one never is."""
 
     sign: str
@@ -67,17 +67,17 @@ class Selection:
     tasks: frozenset[str] = frozenset()
     tenants: frozenset[str] = frozenset()
     statuses: frozenset[str] = frozenset()
-    rewards: tuple[RewardBound, ...] = ()
+    rewards: tuple[RewardLimit, ...] = ()
     evaluation: bool = False
     train: bool = True
     best: bool = False
 
     def leaves_out(self, record: Trajectory, version: int | None) -> str | None:
         """The rule that leaves a trajectory out, None when it is wanted. `version`: the one that trained on it."""
-        evaluated = record["split"] == "evaluation"
-        if evaluated and not self.evaluation:
+        is_evaluation = record["split"] == "evaluation"
+        if is_evaluation and not self.evaluation:
             return "evaluation"
-        if not evaluated and not self.train:
+        if not is_evaluation and not self.train:
             return "split"
         if self.tenants and record["tenant"] not in self.tenants:
             return "tenant"
@@ -93,22 +93,22 @@ class Selection:
 
     def as_json(self) -> dict[str, Any]:
         """As a manifest says it: what is not asked for is not there."""
-        said = asdict(self)
-        said["rewards"] = [f"{bound.sign}{bound.value!r}" for bound in self.rewards]
-        named = {"train", "evaluation"}
+        fields = asdict(self)
+        fields["rewards"] = [f"{bound.sign}{bound.value!r}" for bound in self.rewards]
+        switches = {"train", "evaluation"}
         return {
             name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in said.items()
-            if value or name in named
+            for name, value in fields.items()
+            if value or name in switches
         }
 
 
 def versions(text: str) -> VersionRange:
     """`7`, `3..7`, `3..` or `..7`. Raises ExportError for anything else."""
-    found = _RANGE.fullmatch(text.strip())
-    if not found or not text.strip().strip("."):
+    match = _RANGE.fullmatch(text.strip())
+    if not match or not text.strip().strip("."):
         raise ExportError(f"{text!r} is no range of versions: write 7, 3..7, 3.. or ..7")
-    first, dots, last = found.groups()
+    first, dots, last = match.groups()
     low = int(first) if first else None
     high = (int(last) if last else None) if dots else low
     if not dots and last:
@@ -118,12 +118,12 @@ def versions(text: str) -> VersionRange:
     return VersionRange(low, high)
 
 
-def reward(text: str) -> RewardBound:
+def reward(text: str) -> RewardLimit:
     """`>=0.5`, `<1`, `==1`, or a number, which is `==`. Raises ExportError for anything else."""
-    found = _REWARD.fullmatch(text)
-    if not found:
+    match = _REWARD.fullmatch(text)
+    if not match:
         raise ExportError(f"{text!r} is no bound of a reward: write for instance '>=0.5', with quotes for the shell")
-    return RewardBound(found[1] or "==", float(found[2]))
+    return RewardLimit(match[1] or "==", float(match[2]))
 
 
 def from_flags(
@@ -140,9 +140,9 @@ def from_flags(
     """The selection that flags ask for, empty ones for nothing. Raises ExportError for one that makes no sense."""
     if split not in SPLITS:
         raise ExportError(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
-    odd = sorted(set(statuses) - set(STATUSES))
-    if odd:
-        raise ExportError(f"no episode ends as {odd[0]!r}: choose among {', '.join(STATUSES)}")
+    unknown = sorted(set(statuses) - set(STATUSES))
+    if unknown:
+        raise ExportError(f"no episode ends as {unknown[0]!r}: choose among {', '.join(STATUSES)}")
     return Selection(
         sampled=versions(sampled) if sampled else None,
         trained=versions(trained) if trained else None,

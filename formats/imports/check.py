@@ -26,48 +26,48 @@ Make = Callable[[Group], list[Outgoing]]
 
 
 @dataclass(slots=True)
-class Checked:
+class FileCheck:
     """What a file comes to."""
 
     path: Path
     layout: type[ImportLayout]
-    seen: list[tuple[str, int, int]]
+    fingerprint: list[tuple[str, int, int]]
     """what the file was, so that it is known whether it is still that"""
     name: str = ""
     """who sends it"""
     groups: int = 0
     episodes: int = 0
-    claimed: int = 0
+    token_rows: int = 0
     """rows whose exact tokens are left out"""
     events: Counter[str] = field(default_factory=Counter)
     """by kind"""
-    passed: Counter[str] = field(default_factory=Counter)
+    omissions: Counter[str] = field(default_factory=Counter)
     """parts of rows that were left out, by kind"""
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
     """rows, by code"""
 
 
-def check(path: Path, layout: str, terms: ImportTerms, refuse: Refuse, watch: Watch) -> Checked:
+def check(path: Path, layout: str, terms: ImportTerms, refuse: Refuse, watch: Watch) -> FileCheck:
     """Read a file. Raises ImportRefused where it cannot be read, or nothing says what it is."""
-    source, seen = reader(path), fingerprint(path)
-    found = Checked(path, chosen(source, layout), seen)
+    source, marks = reader(path), fingerprint(path)
+    result = FileCheck(path, layout_of(source, layout), marks)
     digest = hashlib.sha256()
 
-    def turned_down(number: int, error: BadRow) -> None:
-        found.refused[error.code] += 1
+    def note_refusal(number: int, error: BadRow) -> None:
+        result.refusals[error.code] += 1
         refuse(number, error)
 
-    made = found.layout()
-    for group, records in events(made, source, Maker(terms).draft, turned_down, watch):
-        found.groups += 1
-        found.episodes += len(group.episodes)
-        found.claimed += sum(1 for episode in group.episodes if episode.claimed)
+    reading = result.layout()
+    for group, records in events(reading, source, Maker(terms).draft, note_refusal, watch):
+        result.groups += 1
+        result.episodes += len(group.episodes)
+        result.token_rows += sum(1 for episode in group.episodes if episode.exact_tokens)
         digest.update(content(records))
         for record in records:
-            found.events[record.headers["kind"].decode()] += 1
-    found.passed += made.passed
-    found.name = f"import-{made_id('import', digest.hexdigest())}"
-    return found
+            result.events[record.headers["kind"].decode()] += 1
+    result.omissions += reading.omissions
+    result.name = f"import-{made_id('import', digest.hexdigest())}"
+    return result
 
 
 def events(
@@ -81,13 +81,13 @@ def events(
             refuse(group.row, error)
 
 
-def chosen(source: RowReader, name: str) -> type[ImportLayout]:
+def layout_of(source: RowReader, name: str) -> type[ImportLayout]:
     """The layout that was asked for, else the one of the first row. Raises ImportRefused."""
     if name:
         found = READERS.get(OTHER_NAMES.get(name, name))
         if found is None:
-            known = ", ".join([*READERS, *OTHER_NAMES])
-            raise ImportRefused(f"there is no layout {name!r}: choose one of {known}")
+            choices = ", ".join([*READERS, *OTHER_NAMES])
+            raise ImportRefused(f"there is no layout {name!r}: choose one of {choices}")
         return found
     first = next(source.rows(lambda number, error: None, lambda done, total: None), None)
     if first is None:

@@ -46,9 +46,9 @@ class Maker:
 
     def group(self, group: Group) -> list[Outgoing]:
         """The records of a group. Raises BadRow."""
-        said = content(self.draft(group))
-        source = f"import-{made_id('import', said.hex(), self._equal[said])}"
-        self._equal[said] += 1
+        digest = content(self.draft(group))
+        source = f"import-{made_id('import', digest.hex(), self._equal[digest])}"
+        self._equal[digest] += 1
         return self._records(group, source)
 
     def draft(self, group: Group) -> list[Outgoing]:
@@ -77,10 +77,10 @@ class Maker:
         split: Split = "evaluation" if episode.split == "evaluation" else terms.split
         sealer = Sealer(terms.policy, terms.tenant, kin, split, episode.trace)
         for draft in Bodies(IMPORT, id, episode, size=size, sample=sample, task=terms.task).drafts():
-            event = sealer.sealed(draft, made_id("import", source, "event", number), source, 0, number)
+            event = sealer.seal(draft, made_id("import", source, "event", number), source, 0, number)
             headers = headers_of(event, source, terms.reward_key)
-            encoded = {name: said.encode() for name, said in headers.items()}
-            yield Outgoing(terms.topic, f"{terms.tenant}/{kin.group}".encode(), codec.encode("Event", event), encoded)
+            coded = {name: text.encode() for name, text in headers.items()}
+            yield Outgoing(terms.topic, f"{terms.tenant}/{kin.group}".encode(), codec.encode("Event", event), coded)
             number += 1
 
 

@@ -2,13 +2,14 @@
 
 Invariants: nothing is sent while a file has a row that is refused, unless rows are to be skipped; the same row is sent
 under the same names every time, whatever stands beside it, so importing it again, in a file that has grown, or after a
-kill, changes nothing and loses nothing;
-every row is counted as imported or as refused, and each refused one is named with file and number."""
+kill, changes nothing and loses nothing; a group is sent in one transaction, so no reader sees a part of an episode,
+whoever is killed when; one sender of an import is alive, another fences it; every row is counted as imported or as
+refused, and each refused one is named with file and number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, cast, get_args
@@ -17,14 +18,13 @@ import orjson
 
 from millrace.formats.episodes.rows import BadRow
 from millrace.formats.files import fingerprint, reader
-from millrace.formats.imports.check import Checked, check, events
+from millrace.formats.imports.check import FileCheck, check, events
 from millrace.formats.imports.group_records import ImportTerms, Maker
-from millrace.formats.imports.send import send
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import FencedError, ImportRefused
-from millrace.infra.log.base import Bus, Outgoing
+from millrace.infra.log.base import Bus, Outgoing, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import NAME, full_name
 from millrace.schemas.records import Split
@@ -134,21 +134,21 @@ def import_into(
         raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
     terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
     with _Refusals(options.refused) as refusals:
-        checked = [_checked(path, options, terms, refusals, report) for path in paths]
-    summaries = [_summary(one, refusals) for one in checked]
+        checks = [_checked(path, options, terms, refusals, report) for path in paths]
+    summaries = [_summary(one, refusals) for one in checks]
     if refusals.count and not options.skip and not options.dry_run:
         raise ImportRefused(refusals.said())
     if bus is None or options.dry_run:
         return summaries
     faults.point("import.checked")
     maker = Maker(terms)  # for all files: equal rows are as many, whichever of them they lie in
-    for one, summary in zip(checked, summaries, strict=True):
+    for one, summary in zip(checks, summaries, strict=True):
         _send(bus, namespace, one, maker, claims, report)
         summary.sent = True
     return summaries
 
 
-def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> Checked:
+def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> FileCheck:
     return check(
         path,
         options.layout,
@@ -158,30 +158,30 @@ def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _
     )
 
 
-def _send(bus: Bus, namespace: str, one: Checked, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
-    again = one.layout()
+def _send(bus: Bus, namespace: str, one: FileCheck, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
+    layout = one.layout()
 
     def watch(done: int, total: int) -> None:
         report("importing", one.path, done, total)
 
     def groups() -> Iterator[list[Outgoing]]:
-        for _, records in events(again, reader(one.path), maker.group, _said_already, watch):
+        for _, records in events(layout, reader(one.path), maker.group, _said_already, watch):
             yield records
 
-    if fingerprint(one.path) != one.seen:
+    if fingerprint(one.path) != one.fingerprint:
         raise ImportRefused(f"{one.path} was written to after it was read, so nothing of it was imported: try again")
     try:
         send(bus, full_name(namespace, one.name), groups(), claims)
     except FencedError:
         raise ImportRefused(f"the rows of {one.path} are being imported by another process, which goes on") from None
-    if fingerprint(one.path) != one.seen:
+    if fingerprint(one.path) != one.fingerprint:
         raise ImportRefused(
             f"{one.path} was written to while it was imported, so what came of it may be neither the old file nor the "
             "new one: import files that nobody writes to any more"
         )
 
 
-def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
+def _summary(one: FileCheck, refusals: _Refusals) -> ImportSummary:
     return ImportSummary(
         str(one.path),
         one.layout.name,
@@ -189,9 +189,9 @@ def _summary(one: Checked, refusals: _Refusals) -> ImportSummary:
         one.groups,
         one.episodes,
         dict(one.events),
-        one.claimed,
-        dict(one.passed),
-        dict(one.refused),
+        one.token_rows,
+        dict(one.omissions),
+        dict(one.refusals),
         refusals.of(one.path),
     )
 
@@ -242,8 +242,43 @@ class _Refusals:
         if self.count > len(lines):
             lines.append(f"and {self.count - len(lines):,} more")
         rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
-        listed = "".join(f"  {line}\n" for line in lines)
+        examples = "".join(f"  {line}\n" for line in lines)
         return (
-            f"{rows} cannot be imported, so nothing was:\n{listed}"
+            f"{rows} cannot be imported, so nothing was:\n{examples}"
             "Mend them, or leave them out with --on-error skip; --refused FILE lists all of them"
         )
+
+
+RECORDS, SIZE = 512, 4 << 20
+"""records and bytes from which on a transaction is committed"""
+
+
+def send(bus: Bus, owner: str, groups: Iterable[list[Outgoing]], claims: ClaimStore | None) -> None:
+    """Write groups. `owner`: the transactional id. Raises FencedError when the same rows are imported elsewhere,
+    BusError when the log does not answer: then importing them again goes on."""
+    with bus.transactor(owner) as transactor:
+        waiting: list[Outgoing] = []
+        size = 0
+        for group in groups:
+            waiting += group
+            size += sum(len(one.value or b"") for one in group)
+            if len(waiting) >= RECORDS or size >= SIZE:
+                _commit(transactor, waiting, claims)
+                waiting, size = [], 0
+        if waiting:
+            _commit(transactor, waiting, claims)
+
+
+def _commit(transactor: Transactor, waiting: Iterable[Outgoing], claims: ClaimStore | None) -> None:
+    fitting = [_fitting(out, claims) for out in waiting]  # a storage takes its time, and a transaction has little
+    transactor.begin()
+    for out in fitting:
+        transactor.send(out, placed=False)
+        faults.point("import.sent")
+    faults.point("import.written")
+    transactor.commit({}, None)
+    faults.point("import.committed")
+
+
+def _fitting(out: Outgoing, claims: ClaimStore | None) -> Outgoing:
+    return replace(out, value=claims.fitting("Event", out.value or b"")) if claims else out

@@ -39,8 +39,8 @@ class AtroposReader(ImportLayout):
         if len(members) > bounds.GROUP_SIZE:
             raise BadRow("out_of_bounds", f"the group has more than {bounds.GROUP_SIZE:,} members (GROUP_SIZE)")
         overrides, tokens = content.get("overrides"), content.get("tokens")
-        said = overrides if isinstance(overrides, list) and len(overrides) == len(members) else [{}] * len(members)
-        known = tokens if isinstance(tokens, list) and len(tokens) == len(members) else [()] * len(members)
+        extras = overrides if isinstance(overrides, list) and len(overrides) == len(members) else [{}] * len(members)
+        ids_of = tokens if isinstance(tokens, list) and len(tokens) == len(members) else [()] * len(members)
         return [
             Episode(
                 conversation(chat(messages, f"messages[{at}]"), (), None),
@@ -48,13 +48,13 @@ class AtroposReader(ImportLayout):
                 task=rest(content, USED),
                 rewards=[ClaimedReward(number_of(score, f"scores[{at}]"))],
                 split=split_of(facts) if isinstance(facts, Mapping) else "train",
-                claimed=len(ids) if isinstance(ids, list) else 0,
+                exact_tokens=len(ids) if isinstance(ids, list) else 0,
             )
-            for at, (messages, score, facts, ids) in enumerate(zip(members, scores, said, known, strict=True))
+            for at, (messages, score, facts, ids) in enumerate(zip(members, scores, extras, ids_of, strict=True))
         ]
 
 
-IGNORED = -100
+NO_LABEL = -100
 """label of a token that does not train"""
 NO_LOGPROB = 1.0
 """stands where no token was sampled; no log-probability is above 0"""
@@ -67,10 +67,6 @@ class AtroposWriter(ExportLayout):
     help = "Atropos ScoredDataGroup, a group a row: exact tokens, masks as labels, scores, inference_logprobs, messages"
     has_tokens = True
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a row is a group."""
-        return []
-
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample
     ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
@@ -78,14 +74,14 @@ class AtroposWriter(ExportLayout):
         members: list[tuple[ExportedSample, Trace, float]] = []
         for sample in samples:
             try:
-                members.append((sample, sample.only_trace(), sample.judged()))
+                members.append((sample, sample.only_trace(), sample.finite_reward()))
             except Unsayable as error:
                 refuse(sample, error)
         if members:
             traces = [trace for _, trace, _ in members]
             row: Content = {
                 "tokens": [trace.tokens.tolist() for trace in traces],
-                "masks": [np.where(trace.mask != 0, trace.tokens, IGNORED).tolist() for trace in traces],
+                "masks": [np.where(trace.mask != 0, trace.tokens, NO_LABEL).tolist() for trace in traces],
                 "scores": [score for _, _, score in members],
                 "inference_logprobs": [
                     np.where(trace.mask != 0, trace.logprobs, np.float32(NO_LOGPROB)).tolist() for trace in traces

@@ -40,7 +40,7 @@ class ImportLayout(ABC):
     """one line for people: who writes it, and what a row is"""
 
     def __init__(self) -> None:
-        self.passed: Counter[str] = Counter()
+        self.omissions: Counter[str] = Counter()
         """what was left out of rows that were read, by kind"""
 
     @classmethod
@@ -63,8 +63,8 @@ class ImportLayout(ABC):
 
 def rest(content: Mapping[str, Any], used: Collection[str]) -> str:
     """What a row says beside what became steps and rewards, as JSON: what is known of its task. Empty for nothing."""
-    left = {name: value for name, value in content.items() if name not in used}
-    return json_text(left) if left else ""
+    others = {name: value for name, value in content.items() if name not in used}
+    return json_text(others) if others else ""
 
 
 def reward_of(
@@ -96,13 +96,13 @@ def split_of(content: Mapping[str, Any]) -> Split:
     return "evaluation" if content.get("split") == "evaluation" else "train"
 
 
-def named(value: Any) -> Content:
+def mapping_of(value: Any) -> Content:
     """A map, empty where a value is none."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-class ExportLayout(ABC):
-    """One way of writing samples. A subclass says `rows`, or `pairs` of whole groups by overriding `group`."""
+class ExportLayout:
+    """One way of writing samples. A subclass gives the `rows` of each sample, or those of a whole `group`."""
 
     name: ClassVar[str]
     """what `--layout` calls it"""
@@ -114,9 +114,9 @@ class ExportLayout(ABC):
     has_tokens: ClassVar[bool] = False
     """whether its rows hold the exact tokens"""
 
-    @abstractmethod
     def rows(self, sample: ExportedSample) -> list[Content]:
-        """The rows of one sample. Raises Unsayable where the layout has no place for it."""
+        """The rows of one sample; none where a row is a group. Raises Unsayable where the layout has no place."""
+        return []
 
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample

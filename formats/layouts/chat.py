@@ -1,4 +1,4 @@
-"""Conversations: `messages` and, where they were offered, `tools`. Read from chat JSONL of any kind; written for the
+"""Conversations: `messages` and, where they were tool_list, `tools`. Read from chat JSONL of any kind; written for the
 fine-tuning of OpenAI and of TRL."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from millrace.formats.episodes.episode import Episode
-from millrace.formats.episodes.messages import chat, conversation, offered
+from millrace.formats.episodes.messages import chat, conversation, tool_list
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, text_of, time_of
 from millrace.formats.layouts.base import (
     REWARDS,
@@ -51,7 +51,7 @@ class ChatRowReader(ImportLayout):
         """The row's one."""
         content = row.content
         at = time_of(content)
-        steps = conversation(_messages(content), offered(content.get("tools") or content.get("tools_json")), at)
+        steps = conversation(_messages(content), tool_list(content.get("tools") or content.get("tools_json")), at)
         return [
             Episode(
                 steps,
@@ -62,7 +62,7 @@ class ChatRowReader(ImportLayout):
                 split=split_of(content),
                 agent=text_of(content, "agent"),
                 at=at,
-                claimed=len(given) if isinstance(given := content.get("tokens"), list) else 0,
+                exact_tokens=len(tokens) if isinstance(tokens := content.get("tokens"), list) else 0,
             )
         ]
 
@@ -98,8 +98,8 @@ class OpenAIWriter(ExportLayout):
     def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a lineage."""
         return [
-            {"messages": without_reasoning(said.whole), **tools_key(said.tools)}
-            for said in sample.conversations().values()
+            {"messages": without_reasoning(chat.whole), **tools_key(chat.tools)}
+            for chat in sample.conversations().values()
         ]
 
 
@@ -120,4 +120,4 @@ class TrlMessagesWriter(ExportLayout):
 
     def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a lineage."""
-        return [{"messages": said.whole, "tools": tools_text(said.tools)} for said in sample.conversations().values()]
+        return [{"messages": chat.whole, "tools": tools_text(chat.tools)} for chat in sample.conversations().values()]

@@ -30,9 +30,9 @@ class ExactReader(ChatRowReader):
         return {"tokens", "mask", "lineage"} <= content.keys()
 
     def rewards(self, content: Content) -> Any:
-        given = content.get("rewards")
+        claims = content.get("rewards")
         parts: dict[str, Any] = {}
-        for one in given[: bounds.NAMES] if isinstance(given, list) else ():
+        for one in claims[: bounds.NAMES] if isinstance(claims, list) else ():
             if isinstance(one, Mapping) and one.get("value") is not None:
                 parts[str(one.get("source"))] = one["value"]
         return reward_of(content, parts)

@@ -18,7 +18,7 @@ from millrace.formats.files import Refuse, RowReader, Watch
 from millrace.formats.layouts.base import ImportLayout
 from millrace.formats.spans.conventions import normal
 from millrace.formats.spans.conversation import SpanConversation
-from millrace.formats.spans.genai import matters, named
+from millrace.formats.spans.genai import conversation_name, matters
 from millrace.formats.spans.otlp_json import KEYS, Span, size_of, spans
 from millrace.schemas import bounds
 
@@ -48,7 +48,7 @@ class OtlpReader(ImportLayout):
         return []
 
     def groups(self, reader: RowReader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
-        whose, count = self._counted(reader, watch)
+        names, count = self._counted(reader, watch)
         waiting: dict[str, _Open] = {}
         for row in reader.rows(refuse, lambda done, total: watch(total + done, 2 * total)):
             if not self.fits(row.content):
@@ -56,35 +56,35 @@ class OtlpReader(ImportLayout):
                 continue
             for span in map(normal, spans(row.content)):
                 if not span.trace or not matters(span):
-                    self.passed["other span" if span.trace else "span without a trace"] += 1
+                    self.omissions["other span" if span.trace else "span without a trace"] += 1
                     continue
-                name = whose.get(span.trace, span.trace)
-                held = waiting.setdefault(name, _Open(row.number, count[name]))
-                held.left -= 1
-                held.size += size_of(span)
-                if held.size <= bounds.ROW_BYTES:
-                    held.spans.append(span)
-                if held.left <= 0:
+                name = names.get(span.trace, span.trace)
+                conversation = waiting.setdefault(name, _Open(row.number, count[name]))
+                conversation.left -= 1
+                conversation.size += size_of(span)
+                if conversation.size <= bounds.ROW_BYTES:
+                    conversation.spans.append(span)
+                if conversation.left <= 0:
                     yield from self._group(waiting.pop(name), refuse)
 
     def _counted(self, reader: RowReader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
         """(the conversation of a trace that names one, how many spans each conversation or other trace has)."""
-        whose: dict[str, str] = {}
+        names: dict[str, str] = {}
         count: Counter[str] = Counter()
         for row in reader.rows(lambda number, error: None, lambda done, total: watch(done, 2 * total)):
             for span in map(normal, spans(row.content)):
                 if span.trace and matters(span):
                     count[span.trace] += 1
-                    if said := named(span):
-                        whose.setdefault(span.trace, f"conversation {said}")
-        for trace, name in whose.items():
+                    if conversation := conversation_name(span):
+                        names.setdefault(span.trace, f"conversation {conversation}")
+        for trace, name in names.items():
             count[name] += count.pop(trace)
-        return whose, count
+        return names, count
 
-    def _group(self, held: _Open, refuse: Refuse) -> Iterator[Group]:
+    def _group(self, conversation: _Open, refuse: Refuse) -> Iterator[Group]:
         try:
-            if held.size > bounds.ROW_BYTES:
+            if conversation.size > bounds.ROW_BYTES:
                 raise BadRow("row_too_large", f"a conversation has more than {bounds.ROW_BYTES:,} bytes (ROW_BYTES)")
-            yield Group(held.row, [SpanConversation(held.spans, self.passed).episode()])
+            yield Group(conversation.row, [SpanConversation(conversation.spans, self.omissions).episode()])
         except BadRow as error:
-            refuse(held.row, error)
+            refuse(conversation.row, error)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from millrace.dialects.dialogue import Unsayable
 from millrace.formats.episodes.episode import ClaimedReward, Episode
-from millrace.formats.episodes.messages import chat, conversation, offered, said_or_chat
+from millrace.formats.episodes.messages import chat, conversation, said_or_chat, tool_list
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of, time_of
 from millrace.formats.layouts.base import ExportLayout, ImportLayout, RefuseSample, rest, split_of, task_of, tools_text
 from millrace.formats.layouts.chat import tools_key, without_reasoning
@@ -19,7 +19,7 @@ from millrace.formats.sample import ExportedSample, prompt_and_completion
 
 _Rewarded = tuple[float, ExportedSample, list[Content], list[Content], list[Content]]
 """a reward, its sample, the prompt, the reply, the tools"""
-PREFERRED, OTHER = 1.0, 0.0
+BEST_REWARD, WORST_REWARD = 1.0, 0.0
 """rewards where a row gives no scores"""
 
 
@@ -45,17 +45,17 @@ class PreferenceReader(ImportLayout):
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
         """The chosen one, then the other."""
         content = row.content
-        chosen, rejected = (said_or_chat(content.get(name), name, "assistant") for name in ("chosen", "rejected"))
+        best, worst = (said_or_chat(content.get(name), name, "assistant") for name in ("chosen", "rejected"))
         if content.get("prompt"):
             prompt = said_or_chat(content["prompt"], "prompt", "user")
         else:
-            shared = sum(1 for _ in _shared(chosen, rejected))
-            prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+            start = sum(1 for _ in _shared(best, worst))
+            prompt, best, worst = best[:start], best[start:], worst[start:]
         scores = [
             number_of(content.get(name, value), name)
-            for name, value in (("score_chosen", PREFERRED), ("score_rejected", OTHER))
+            for name, value in (("score_chosen", BEST_REWARD), ("score_rejected", WORST_REWARD))
         ]
-        return self._pair(content, prompt, (chosen, rejected), scores, offered(content.get("tools")))
+        return self._pair(content, prompt, (best, worst), scores, tool_list(content.get("tools")))
 
     def _pair(
         self,
@@ -92,12 +92,12 @@ class OpenAIPreferenceReader(PreferenceReader):
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
         content = row.content
-        asked = content.get("input")
-        if not isinstance(asked, Mapping):
+        question = content.get("input")
+        if not isinstance(question, Mapping):
             raise BadRow("no_messages", "input is no object with messages")
-        prompt = chat(asked.get("messages"), "input.messages")
-        one, other = (chat(content.get(name), name) for name in ("preferred_output", "non_preferred_output"))
-        return self._pair(content, prompt, (one, other), (PREFERRED, OTHER), offered(asked.get("tools")))
+        prompt = chat(question.get("messages"), "input.messages")
+        best, worst = (chat(content.get(name), name) for name in ("preferred_output", "non_preferred_output"))
+        return self._pair(content, prompt, (best, worst), (BEST_REWARD, WORST_REWARD), tool_list(question.get("tools")))
 
 
 def _shared(one: list[Content], other: list[Content]) -> Any:
@@ -115,32 +115,32 @@ class PreferencePair:
     best: ExportedSample
     worst: ExportedSample
     prompt: list[Content]
-    chosen: list[Content]
-    rejected: list[Content]
+    best_reply: list[Content]
+    worst_reply: list[Content]
     tools: list[Content]
 
 
-def paired(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
+def pair_of(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
     """The pair of a group; None where there is none, and then every sample of it is refused. Those between the best and
     the worst are refused as `not_in_pair`."""
-    rewarded: list[_Rewarded] = []
+    members: list[_Rewarded] = []
     for sample in samples:
         try:
-            value, (_, calls) = sample.judged(), sample.only_lineage()
-            rewarded.append((value, sample, *prompt_and_completion(calls), calls[-1].tools))
+            value, (_, calls) = sample.finite_reward(), sample.only_lineage()
+            members.append((value, sample, *prompt_and_completion(calls), calls[-1].tools))
         except Unsayable as error:
             refuse(sample, error)
-    best, worst = max(rewarded, key=_reward, default=None), min(rewarded, key=_reward, default=None)
+    best, worst = max(members, key=_reward, default=None), min(members, key=_reward, default=None)
     if best is None or worst is None or best[0] == worst[0]:
         reason = Unsayable("no_pair", "its group holds no two different rewards")
     elif best[2] != worst[2]:
         reason = Unsayable("other_prompt", "the best and the worst of its group were asked otherwise")
     else:
-        for _, sample, *_ in rewarded:
+        for _, sample, *_ in members:
             if sample is not best[1] and sample is not worst[1]:
                 refuse(sample, Unsayable("not_in_pair", "it is neither the best nor the worst of its group"))
         return PreferencePair(best[1], worst[1], best[2], best[3], worst[3], best[4])
-    for _, sample, *_ in rewarded:
+    for _, sample, *_ in members:
         refuse(sample, reason)
     return None
 
@@ -155,45 +155,39 @@ class PreferenceWriter(ExportLayout):
     name = "trl-preference"
     help = "TRL preference (prompt, chosen, rejected), a group a row: best over worst, for DPOTrainer"
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a pair needs a group."""
-        return []
-
     def group(
         self, samples: Sequence[ExportedSample], refuse: RefuseSample
     ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
         """The group's pair."""
-        pair = paired(samples, refuse)
-        if pair is not None:
-            row = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
-            scores = {"score_chosen": pair.best.judged(), "score_rejected": pair.worst.judged()}
-            yield [pair.best, pair.worst], [row | scores | {"tools": tools_text(pair.tools)}]
+        pair = pair_of(samples, refuse)
+        if pair is None:
+            return
+        try:
+            row = self.row(pair)
+        except Unsayable as error:
+            refuse(pair.best, error)
+            refuse(pair.worst, error)
+        else:
+            yield [pair.best, pair.worst], [row]
+
+    def row(self, pair: PreferencePair) -> Content:
+        """The row of a pair. Raises Unsayable where the layout has no place for it."""
+        row = {"prompt": pair.prompt, "chosen": pair.best_reply, "rejected": pair.worst_reply}
+        scores = {"score_chosen": pair.best.finite_reward(), "score_rejected": pair.worst.finite_reward()}
+        return row | scores | {"tools": tools_text(pair.tools)}
 
 
-class OpenAIPreferenceWriter(ExportLayout):
-    """One row a group: input, preferred_output, non_preferred_output."""
+class OpenAIPreferenceWriter(PreferenceWriter):
+    """The same in OpenAI's words, where both outputs are one message of the assistant, as the platform wants them."""
 
     name = "openai-preference"
     help = "OpenAI preference fine-tuning, a group a row: best over worst; one reply each"
 
-    def rows(self, sample: ExportedSample) -> list[Content]:
-        """None: a pair needs a group."""
-        return []
-
-    def group(
-        self, samples: Sequence[ExportedSample], refuse: RefuseSample
-    ) -> Iterator[tuple[Sequence[ExportedSample], list[Content]]]:
-        """The group's pair, where both outputs are one message of the assistant, as the platform wants them."""
-        pair = paired(samples, refuse)
-        if pair is None:
-            return
-        if len(pair.chosen) > 1 or len(pair.rejected) > 1:
-            for sample in (pair.best, pair.worst):
-                refuse(sample, Unsayable("several_replies", "an output here is one message"))
-            return
-        row = {
+    def row(self, pair: PreferencePair) -> Content:
+        if len(pair.best_reply) > 1 or len(pair.worst_reply) > 1:
+            raise Unsayable("several_replies", "an output here is one message")
+        return {
             "input": {"messages": without_reasoning(pair.prompt), **tools_key(pair.tools), "parallel_tool_calls": True},
-            "preferred_output": without_reasoning(pair.chosen),
-            "non_preferred_output": without_reasoning(pair.rejected),
+            "preferred_output": without_reasoning(pair.best_reply),
+            "non_preferred_output": without_reasoning(pair.worst_reply),
         }
-        yield [pair.best, pair.worst], [row]

@@ -17,7 +17,7 @@ class PrimeRlWriter(ExportLayout):
 
     def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a trace."""
-        advantage = sample.judged() - sample.group_reward
+        advantage = sample.finite_reward() - sample.group_reward
         return [
             {
                 "prompt_ids": trace.tokens[: trace.first].tolist(),

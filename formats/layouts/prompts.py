@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.formats.episodes.episode import Episode
-from millrace.formats.episodes.messages import conversation, offered, said_or_chat
+from millrace.formats.episodes.messages import conversation, said_or_chat, tool_list
 from millrace.formats.episodes.rows import Content, ImportRow, time_of
 from millrace.formats.layouts.base import (
     REWARDS,
     ExportLayout,
     ImportLayout,
-    named,
+    mapping_of,
     rest,
     reward_of,
     split_of,
@@ -41,14 +41,14 @@ class PromptReader(ImportLayout):
         content = row.content
         prompt = said_or_chat(content.get("prompt"), "prompt", "user")
         completion = said_or_chat(content.get("completion"), "completion", "assistant")
-        tools = offered(content.get("tools") or content.get("tool_defs"))
+        tools = tool_list(content.get("tools") or content.get("tool_defs"))
         at = time_of(content)
         return [
             Episode(
                 conversation([*prompt, *completion], tools, at, len(prompt)),
                 task_id=task_of(content),
                 task=rest(content, USED),
-                rewards=reward_of(content, named(content.get("metrics"))),
+                rewards=reward_of(content, mapping_of(content.get("metrics"))),
                 status=self.status(content),
                 split=split_of(content),
                 at=at,
@@ -69,7 +69,7 @@ class PromptWriter(ExportLayout):
     def rows(self, sample: ExportedSample) -> list[Content]:
         """A row a usable call."""
         return [
-            {"prompt": said.messages, "completion": [said.reply], "tools": tools_text(said.tools)}
+            {"prompt": chat.messages, "completion": [chat.reply], "tools": tools_text(chat.tools)}
             for calls in sample.dialogues.values()
-            for said in calls
+            for chat in calls
         ]

@@ -44,7 +44,7 @@ class VerifiersWriter(ExportLayout):
         lineage, calls = sample.only_lineage()
         record, (prompt, completion) = sample.record, prompt_and_completion(calls)
         latency = sum(call["latency_us"] for call in sample.calls[lineage]) / 1000
-        judged = sample.judged()
+        reward = sample.finite_reward()
         metrics = {one["source"]: one["value"] for one in record["rewards"] if one["value"] is not None}
         return [
             {
@@ -54,7 +54,7 @@ class VerifiersWriter(ExportLayout):
                 "completion": completion,
                 "answer": "",
                 "info": sample.facts(),
-                "reward": judged,
+                "reward": reward,
                 "metrics": metrics,
                 "error": None,
                 "is_completed": record["status"] == "completed",

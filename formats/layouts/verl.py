@@ -11,7 +11,7 @@ from millrace.formats.episodes.episode import Episode
 from millrace.formats.episodes.rows import Content, ImportRow
 from millrace.formats.layouts.base import (
     ExportLayout,
-    named,
+    mapping_of,
     tools_text,
 )
 from millrace.formats.layouts.chat import ChatRowReader
@@ -32,7 +32,7 @@ class VerlReader(ChatRowReader):
     used = (*ChatRowReader.used, "prompt")
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
-        extra = named(row.content.get("extra_info"))
+        extra = mapping_of(row.content.get("extra_info"))
         keys = ("reward", "split", "status", "task_id")
         beside = {name: extra[name] for name in keys if name in extra}
         return super().episodes(ImportRow(row.number, {**beside, **row.content}))

@@ -14,36 +14,36 @@ from millrace.formats.episodes.rows import Content, json_text, text_of
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 
 
-def raw_call(asked: Any, replied: Any) -> Content:
+def raw_call(request: Any, reply: Any) -> Content:
     """Attributes of GenAI for a request and its reply; empty where they are of no known API."""
-    if not isinstance(asked, Mapping) or not isinstance(replied, Mapping):
+    if not isinstance(request, Mapping) or not isinstance(reply, Mapping):
         return {}
-    if _maps(asked.get("messages")) and _maps(replied.get("choices")):
-        found = _chat(asked, replied)
-    elif _maps(asked.get("messages")) and isinstance(replied.get("content"), list):
-        found = _messages(asked, replied)
-    elif "input" in asked and _maps(replied.get("output")):
-        found = _responses(asked, replied)
+    if _maps(request.get("messages")) and _maps(reply.get("choices")):
+        talk = _chat(request, reply)
+    elif _maps(request.get("messages")) and isinstance(reply.get("content"), list):
+        talk = _messages(request, reply)
+    elif "input" in request and _maps(reply.get("output")):
+        talk = _responses(request, reply)
     else:
         return {}
-    if not found[INPUT] or not found[OUTPUT]:
+    if not talk[INPUT] or not talk[OUTPUT]:
         return {}
-    if id := text_of(replied, "id"):
-        found["gen_ai.response.id"] = id
-    if model := text_of(replied, "model"):
-        found["gen_ai.response.model"] = model
-    if tools := _maps(asked.get("tools")):
-        found["gen_ai.tool.definitions"] = [_tool(tool) for tool in tools]
-    return found
+    if id := text_of(reply, "id"):
+        talk["gen_ai.response.id"] = id
+    if model := text_of(reply, "model"):
+        talk["gen_ai.response.model"] = model
+    if tools := _maps(request.get("tools")):
+        talk["gen_ai.tool.definitions"] = [_tool(tool) for tool in tools]
+    return talk
 
 
-def _chat(asked: Content | Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
+def _chat(request: Content | Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
     out = []
-    for choice in _maps(replied["choices"]):
+    for choice in _maps(reply["choices"]):
         message = choice.get("message")
         if isinstance(message, Mapping):
             out.append(_known({**message, "role": "assistant", "finish_reason": choice.get("finish_reason")}))
-    return {INPUT: [_known(one) for one in _maps(asked["messages"])], OUTPUT: out}
+    return {INPUT: [_known(one) for one in _maps(request["messages"])], OUTPUT: out}
 
 
 def _known(message: Mapping[str, Any]) -> Content:
@@ -51,14 +51,14 @@ def _known(message: Mapping[str, Any]) -> Content:
     return {name: value for name, value in message.items() if value not in (None, [])}
 
 
-def _messages(asked: Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
-    system = asked.get("system")
+def _messages(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+    system = request.get("system")
     read: list[Content] = [{"role": "system", "content": _texts(system)}] if system else []
-    for one in _maps(asked["messages"]):
+    for one in _maps(request["messages"]):
         read += _blocks(text_of(one, "role") or "user", one.get("content"))
-    said = _blocks("assistant", replied["content"])
-    if said and replied.get("stop_reason"):
-        said[0]["finish_reason"] = replied["stop_reason"]
+    said = _blocks("assistant", reply["content"])
+    if said and reply.get("stop_reason"):
+        said[0]["finish_reason"] = reply["stop_reason"]
     return {INPUT: read, OUTPUT: said[:1]}
 
 
@@ -89,12 +89,12 @@ def _blocks(role: str, content: Any) -> list[Content]:
     return [*results, *([out] if parts or calls or "reasoning_content" in out or not results else [])]
 
 
-def _responses(asked: Mapping[str, Any], replied: Mapping[str, Any]) -> Content:
-    system = text_of(asked, "instructions")
+def _responses(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+    system = text_of(request, "instructions")
     read: list[Content] = [{"role": "system", "content": system}] if system else []
-    given = asked["input"]
+    given = request["input"]
     read += [{"role": "user", "content": given}] if isinstance(given, str) else _items(_maps(given))
-    said = _items(_maps(replied["output"]))
+    said = _items(_maps(reply["output"]))
     whole: Content = {"role": "assistant", "content": ""}
     for one in said:
         if one["role"] == "assistant":

@@ -93,10 +93,10 @@ def _inferred(known: Mapping[str, Any], kind: str) -> Content:
             if known.get(given) is not None:
                 out[f"gen_ai.tool.call.{field}"] = known[given]
     if kind == "LLM":
-        sampling = parsed(known.get("llm.invocation_parameters"))
+        sampling = parse_json(known.get("llm.invocation_parameters"))
         if isinstance(sampling, Mapping):
             out |= {new: sampling[old] for old, new in _SAMPLING.items() if old in sampling}
-        out |= raw_call(parsed(known.get("input.value")), parsed(known.get("output.value"))) or _flat(known)
+        out |= raw_call(parse_json(known.get("input.value")), parse_json(known.get("output.value"))) or _flat(known)
     return out
 
 
@@ -114,15 +114,15 @@ def _flat(known: Mapping[str, Any]) -> Content:
             calls = sides[found[1]].setdefault(int(found[2]), {}).setdefault("calls", {})
             calls.setdefault(int(found[3]), {})[found[4]] = value
         elif found := _TOOL.fullmatch(name):
-            tools[int(found[1])] = parsed(value)
+            tools[int(found[1])] = parse_json(value)
     out: Content = {}
     for side, name in (("input", "gen_ai.input.messages"), ("output", "gen_ai.output.messages")):
         role = "user" if side == "input" else "assistant"
         made = [_message(one, role) for one in _ordered(sides[side])]
         if made:
             out[name] = made
-    if offered := [tool for tool in _ordered(tools) if isinstance(tool, Mapping)]:
-        out["gen_ai.tool.definitions"] = offered
+    if tool_list := [tool for tool in _ordered(tools) if isinstance(tool, Mapping)]:
+        out["gen_ai.tool.definitions"] = tool_list
     return out
 
 
@@ -151,7 +151,7 @@ def _ordered(found: Mapping[int, Any]) -> Sequence[Any]:
     return [one for _, one in sorted(found.items())]
 
 
-def parsed(value: Any) -> Any:
+def parse_json(value: Any) -> Any:
     """A structured value, which may have been written as JSON; None for text that is none, or too much of it."""
     if not isinstance(value, str):
         return value

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.formats.episodes.episode import ClaimedReward, Episode, ReplyStep, Step, ToolAnswerStep, ToolUseStep
-from millrace.formats.episodes.messages import plain
+from millrace.formats.episodes.messages import text_content
 from millrace.formats.episodes.rows import BadRow, json_text, number_of, text_of
 from millrace.formats.spans.genai import AGENTS, CALLS, EVALUATION, RESPONSE, TOOLS, Talk, operation, talk
 from millrace.formats.spans.otlp_json import Span, SpanEvent, tokens
 from millrace.schemas import bounds
 
-Ours = Callable[[str], bool]
+IsOurs = Callable[[str], bool]
 Where = tuple[str, str]
 """a trace and a span of it"""
 
@@ -30,7 +30,7 @@ class SpanConversation:
         self,
         found: Sequence[Span],
         passed: Counter[str],
-        ours: Ours = lambda id: False,
+        ours: IsOurs = lambda id: False,
         beside: Sequence[SpanEvent] = (),
     ) -> None:
         self._passed = passed
@@ -76,7 +76,7 @@ class SpanConversation:
             self._steps,
             task=json_text({"resource": first.resource}) if first.resource else "",
             rewards=self._rewards(),
-            status="failed" if any(one.failed for one in agents or [first]) else "completed",
+            status="failed" if any(one.has_failed for one in agents or [first]) else "completed",
             agent=next((name for one in self._spans if (name := text_of(one.attributes, "gen_ai.agent.name"))), ""),
             at=next((one.start for one in self._spans if one.start), None),
             trace=first.trace if len(first.trace) == 32 else None,
@@ -95,7 +95,7 @@ class SpanConversation:
                 if provider and self._ours(provider):
                     self._passed["call in the log already"] += 1
                     self.captured = True
-                elif not said.asked or not said.replies:
+                elif not said.prompts or not said.replies:
                     self._pass("call without messages", int(kinds is CALLS))
                 elif provider and provider in seen:
                     self._passed["second span of a call"] += 1
@@ -107,11 +107,11 @@ class SpanConversation:
         return {}
 
     def _call(self, span: Span, said: Talk) -> None:
-        for one in said.asked:
+        for one in said.prompts:
             call = text_of(one, "tool_call_id")
             if one["role"] == "tool" and call in self._asked and call not in self._answered:
                 self._answered.add(call)
-                self._steps.append(ToolAnswerStep(call, self._asked[call], plain(one), at=span.start))
+                self._steps.append(ToolAnswerStep(call, self._asked[call], text_content(one), at=span.start))
         known = span.attributes
         provider = text_of(known, RESPONSE)
         number = len(self.spoken)
@@ -125,8 +125,8 @@ class SpanConversation:
             self._asked[call["id"]] = call["function"]["name"]
         self._steps.append(
             ReplyStep(
-                said.asked,
-                len(said.asked),
+                said.prompts,
+                len(said.prompts),
                 reply,
                 said.tools,
                 span.start,
@@ -156,7 +156,9 @@ class SpanConversation:
         self._answered.add(call)
         result = _written(known.get("gen_ai.tool.call.result"))
         self._steps.append(
-            ToolAnswerStep(call, name, result, "error" if span.failed else "ok", span.end, _lasted(span), _span(span))
+            ToolAnswerStep(
+                call, name, result, "error" if span.has_failed else "ok", span.end, _lasted(span), _span(span)
+            )
         )
 
     def _rewards(self) -> list[ClaimedReward]:
@@ -176,7 +178,7 @@ class SpanConversation:
         """An evaluation of the reply that it names, else of `reply`; nothing for any other event."""
         if said.name != EVALUATION:
             return []
-        found = judged(said, self.replies.get(text_of(said.attributes, RESPONSE), reply))
+        found = claimed_reward(said, self.replies.get(text_of(said.attributes, RESPONSE), reply))
         self._pass("evaluation without a score", int(found is None))
         return [] if found is None else [found]
 
@@ -185,7 +187,7 @@ class SpanConversation:
             self._passed[what] += count
 
 
-def judged(said: SpanEvent, reply: int | None) -> ClaimedReward | None:
+def claimed_reward(said: SpanEvent, reply: int | None) -> ClaimedReward | None:
     """An evaluation as a judgement of reply number `reply`, None: of all; None for one without a score. Raises
     BadRow."""
     known = said.attributes

@@ -41,7 +41,7 @@ _FLAT_CALL = re.compile(r"gen_ai\.(prompt|completion)\.(\d{1,6})\.tool_calls\.(\
 class Talk:
     """What a call read and what it replied, as far as it was recorded."""
 
-    asked: list[Content] = field(default_factory=list)
+    prompts: list[Content] = field(default_factory=list)
     replies: list[Content] = field(default_factory=list)
     tools: list[Content] = field(default_factory=list)
     finish: str = ""
@@ -58,7 +58,7 @@ def operation(span: Span) -> str:
     return "chat" if "gen_ai.request.model" in known or RESPONSE in known else ""
 
 
-def named(span: Span) -> str:
+def conversation_name(span: Span) -> str:
     """The conversation that a span names; empty where it names none, or one that is no name."""
     said = text_of(span.attributes, CONVERSATION)
     return said if len(said.encode("utf-8", "replace")) <= bounds.NAME_BYTES - len("conversation ") else ""
@@ -77,18 +77,18 @@ def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
     details = [one.attributes for one in events if one.name == DETAILS]
     for known in (span.attributes, *details):
         found = _structured(known)
-        if found.replies or found.asked:
+        if found.replies or found.prompts:
             return found
     found = _told(events)
-    return found if found.replies or found.asked else _flat(span.attributes)
+    return found if found.replies or found.prompts else _flat(span.attributes)
 
 
 def _structured(known: Mapping[str, Any]) -> Talk:
     out = Talk(tools=_tools(known.get("gen_ai.tool.definitions")))
     system = _given(known.get("gen_ai.system_instructions"))
     if system:
-        out.asked += _message({"role": "system", "parts": system if isinstance(system, list) else [system]})
-    for name, to in (("gen_ai.input.messages", out.asked), ("gen_ai.output.messages", out.replies)):
+        out.prompts += _message({"role": "system", "parts": system if isinstance(system, list) else [system]})
+    for name, to in (("gen_ai.input.messages", out.prompts), ("gen_ai.output.messages", out.replies)):
         for one in _listed(_given(known.get(name)), name):
             to += _message(one)
     finish = _listed(_given(known.get("gen_ai.output.messages")), "")
@@ -146,7 +146,7 @@ def _told(events: Sequence[SpanEvent]) -> Talk:
             read = _given(written)
             known = {**known, **(read if isinstance(read, dict) else {"content": written})}
         if one.name in _EVENTS:
-            out.asked.append(_plain(known, _EVENTS[one.name]))
+            out.prompts.append(_plain(known, _EVENTS[one.name]))
         elif one.name == "gen_ai.choice":
             inner = _given(known.get("message"))
             out.replies.append(_plain(inner if isinstance(inner, dict) else known, "assistant"))
@@ -154,7 +154,7 @@ def _told(events: Sequence[SpanEvent]) -> Talk:
         elif one.name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
             side = one.name.rpartition(".")[2]
             found = _given(known.get(f"gen_ai.{side}"))
-            to, role = (out.asked, "user") if side == "prompt" else (out.replies, "assistant")
+            to, role = (out.prompts, "user") if side == "prompt" else (out.replies, "assistant")
             to += [message(part, side) for part in found] if isinstance(found, list) else [_said(found, role)]
     return out
 
@@ -186,7 +186,7 @@ def _flat(known: Mapping[str, Any]) -> Talk:
             calls = sides[found[1]].setdefault(int(found[2]), {}).setdefault("calls", {})
             calls.setdefault(int(found[3]), {})[found[4]] = said
     out = Talk()
-    for side, to, role in (("prompt", out.asked, "user"), ("completion", out.replies, "assistant")):
+    for side, to, role in (("prompt", out.prompts, "user"), ("completion", out.replies, "assistant")):
         for _, one in sorted(sides[side].items()):
             made: Content = {"role": one.get("role", role), "content": _text(one.get("content"))}
             if one.get("tool_call_id"):

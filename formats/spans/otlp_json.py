@@ -35,7 +35,7 @@ class Span:
     name: str
     start: Micros | None
     end: Micros | None
-    failed: bool
+    has_failed: bool
     attributes: Content
     events: Sequence[SpanEvent]
     resource: Content

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict, Unpack
 
 EARLIEST = -1
 """stands for the first offset kept"""
@@ -129,6 +129,18 @@ LATEST); a partition it leaves out begins at the group's committed offset, or at
 
 OnRevoke = Callable[[set[int]], None]
 """Called inside `Member.poll` or `close` with partitions that are no longer owned, lost ones included."""
+
+
+class MemberTerms(TypedDict, total=False):
+    """How a member joins a group. assignor: as Kafka names it; cooperative-sticky, the default, keeps slots warm, range
+    takes one generation a join."""
+
+    client_id: str
+    on_assign: OnAssign | None
+    on_revoke: OnRevoke | None
+    assignor: str
+    session_timeout_s: float | None
+    max_poll_interval_s: float
 
 
 class _Closing:
@@ -293,21 +305,8 @@ class Bus(_Closing, ABC):
         """Open a transactional id: fences former owners and settles what they left before it returns."""
 
     @abstractmethod
-    def member(
-        self,
-        group: str,
-        topic: str,
-        *,
-        client_id: str = "",
-        on_assign: OnAssign | None = None,
-        on_revoke: OnRevoke | None = None,
-        assignor: str = "cooperative-sticky",
-        session_timeout_s: float | None = None,
-        max_poll_interval_s: float = 300.0,
-    ) -> Member:
-        """Join a group on a topic. The first assignment arrives in a later `poll`.
-
-        `assignor` is Kafka's name of one (cooperative-sticky keeps slots warm, range takes one generation a join)."""
+    def member(self, group: str, topic: str, **terms: Unpack[MemberTerms]) -> Member:
+        """Join a group on a topic. The first assignment arrives in a later `poll`."""
 
     @abstractmethod
     def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:

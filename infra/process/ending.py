@@ -1,4 +1,4 @@
-"""How a process that served HTTP ends.
+"""How a process that serves HTTP stops and ends.
 
 Invariant: it ends with its own code. The HTTP server (granian) leaves threads behind that wake a moment after it has
 stopped; one that asks for the interpreter while that is taken down is ended by it, which Rust takes for a panic that it
@@ -6,8 +6,10 @@ cannot unwind, and aborts the process (SIGABRT, 1 of 100 ends on a busy machine)
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import NoReturn
@@ -24,3 +26,12 @@ def end(code: int = 0) -> NoReturn:
         with suppress(OSError):  # whoever read it is gone
             stream.flush()
     os._exit(code)
+
+
+def stop_asked() -> asyncio.Event:
+    """An event that either signal sets, from now on; for the loop that runs. Neither ends the process by itself any
+    more."""
+    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    return asked

@@ -6,6 +6,11 @@ where turns are cut does not matter to a stage without clock. `now` never falls.
 A record, or a wake, is folded whole or not at all. One whose folding raises, or whose operations could not be logged or
 encoded, leaves the state and the emits as they were, and a dead letter `unfoldable` that names the kind of the error;
 the fold goes on. Only what says nothing about the record (`ENVIRONMENT`) ends the turn, which is then folded again.
+
+A record that carries the headers `source` and `source-seq` (and, of a source that starts its numbers anew,
+`source-epoch`) is folded once, however often it was sent, if its source sends in order; one whose headers are missing,
+are no numbers, or exceed the bounds is never skipped. Only what the stage took moves a mark: bytes that were refused
+cannot claim the numbers of a source.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.marks import SourceMarks
 from millrace.infra.stages.outbox import arranged, ready
 from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
@@ -282,3 +286,56 @@ def _where(error: Exception) -> str:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     return "" if at is None else f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
+
+
+PREFIX = f"{OWN}source/"
+_NONE = (-1, -1)
+
+
+class SourceMarks:
+    """Which records a slot has seen: one high-water mark for each source that numbers its records, in the slot's state.
+    `rename` gives the name under which the stage may remember a source."""
+
+    def __init__(self, state: SlotState, rename: Callable[[str], str]) -> None:
+        self._state = state
+        self._rename = rename
+        self._seen: dict[str, tuple[int, int]] = {
+            key.removeprefix(PREFIX): (epoch, seq) for key, (epoch, seq) in state.own(PREFIX)
+        }
+        self._moved: set[str] = set()
+
+    def repeated(self, headers: Mapping[str, bytes]) -> bool:
+        """Whether a record with these headers was taken before, or one that its source numbered later."""
+        numbered = _numbered(headers)
+        return numbered is not None and numbered[1] <= self._seen.get(self._name(numbered[0]), _NONE)
+
+    def move(self, headers: Mapping[str, bytes]) -> None:
+        """The record with these headers was taken: its number becomes its source's mark."""
+        numbered = _numbered(headers)
+        if numbered is not None:
+            source, number = self._name(numbered[0]), numbered[1]
+            self._seen[source] = number
+            self._moved.add(source)
+
+    def _name(self, source: str) -> str:
+        return source if source in self._seen else self._rename(source)
+
+    def save(self) -> None:
+        """Put the marks that moved into the state, once a turn."""
+        for source in sorted(self._moved):
+            self._state.put(PREFIX + source, self._seen[source])
+        self._moved.clear()
+
+
+def _numbered(headers: Mapping[str, bytes]) -> tuple[str, tuple[int, int]] | None:
+    """(source, (epoch, seq)) of a record, None for one that is not numbered."""
+    source = headers.get("source")
+    if source is None or len(source) > bounds.NAME_BYTES:
+        return None
+    try:
+        epoch, seq = int(headers.get("source-epoch", b"0")), int(headers["source-seq"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not (0 <= epoch <= bounds.VERSION and 0 <= seq <= bounds.VERSION):
+        return None
+    return source.decode("utf-8", "backslashreplace"), (epoch, seq)

@@ -35,7 +35,7 @@ from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.process.stopping import stop_asked
+from millrace.infra.process.ending import stop_asked
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app

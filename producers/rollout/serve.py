@@ -16,7 +16,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.local_keys import WORKERS, make, workers_key
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.process.stopping import stop_asked
+from millrace.infra.process.ending import stop_asked
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.trouble import Trouble

@@ -1,6 +1,7 @@
 """The worker: grants in by consumer group, episodes out through the gateway.
 
-Invariants: the group's offset of a partition is the lowest grant that has not finished here; a ticket that is resolved
+Invariants: the group's offset of a partition is the lowest grant that has not finished here, so whoever takes over runs
+it again; a ticket that is resolved
 already is skipped; commits carry the membership of the poll that read the grants, so a worker that lost a partition
 cannot move it; the member of partition 0 of the grants also loads the tasks.
 
@@ -23,9 +24,40 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.readable import passed_over, readable
 from millrace.infra.log.topics import full_name
 from millrace.producers.rollout.episodes import Runner
-from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.tasks.loader import LoaderThread
 from millrace.schemas.records import Grant, Resolution
+
+
+class GrantProgress:
+    """Grants by partition, in the order they were read."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, dict[int, bool]] = {}
+        self._next: dict[int, int] = {}
+
+    def began(self, partition: int, offset: int) -> None:
+        """A grant was read."""
+        self._running.setdefault(partition, {})[offset] = False
+        self._next[partition] = offset + 1
+
+    def finished(self, partition: int, offset: int) -> None:
+        """A grant is over, whatever became of it."""
+        waiting = self._running.get(partition, {})
+        if offset in waiting:
+            waiting[offset] = True
+            while waiting and waiting[first := next(iter(waiting))]:
+                del waiting[first]
+
+    def position(self, partition: int) -> int | None:
+        """Next offset to commit; None before anything was read."""
+        waiting = self._running.get(partition)
+        return next(iter(waiting)) if waiting else self._next.get(partition)
+
+    def forget(self, partition: int) -> None:
+        """The partition is another worker's now."""
+        self._running.pop(partition, None)
+        self._next.pop(partition, None)
+
 
 logger = logging.getLogger(__name__)
 

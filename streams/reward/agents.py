@@ -22,9 +22,9 @@ import logging
 import os
 import ssl
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import faust
 from faust.transport.drivers import aiokafka as driver
@@ -32,7 +32,38 @@ from tenacity import before_sleep_log, retry, retry_if_exception, wait_exponenti
 
 from millrace.infra.errors import BusError, ConfigError, TooLargeError
 from millrace.infra.log.base import Bus, Outgoing, Publisher, Record
-from millrace.streams.reward.progress import Answered
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Answered(Generic[P]):
+    """Delivered and answered offsets of several partitions."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[P, set[int]] = {}
+        self._next: dict[P, int] = {}
+
+    def deliver(self, partition: P, offset: int) -> None:
+        """An event is handed to who answers it. Delivering it again makes it wait again."""
+        self._waiting.setdefault(partition, set()).add(offset)
+        self._next[partition] = max(self._next.get(partition, 0), offset + 1)
+
+    def answer(self, partition: P, offset: int) -> None:
+        """Its answer is safe. One that was never delivered, or belongs to a partition that was let go, changes
+        nothing."""
+        self._waiting.get(partition, set()).discard(offset)
+
+    def mark(self, partition: P) -> int | None:
+        """The offset to commit, None where nothing was delivered."""
+        waiting = self._waiting.get(partition)
+        return min(waiting) if waiting else self._next.get(partition)
+
+    def forget(self, partitions: Iterable[P]) -> None:
+        """These belong to another reader now."""
+        for partition in partitions:
+            self._waiting.pop(partition, None)
+            self._next.pop(partition, None)
+
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from millrace.apps.doctor import examine
 from millrace.infra.config import load
 from millrace.streams.reward.running import refused
 from millrace.trainers.algorithms.names import PAIRS
-from millrace.trainers.algorithms.non_gradient import OTHERS
+from millrace.trainers.algorithms.registry import OTHERS
 
 AGENT = "async def agent(task, base_url, api_key):\n    return task['id']\n"
 VERIFIER = "def verify(task, output, episode):\n    return float(output == task['answer'])\n"

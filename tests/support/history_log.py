@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from millrace.consumers.score_ids import named
+from millrace.consumers.scores import named
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
 from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.memory.bus import MemoryBus

@@ -11,7 +11,7 @@ import orjson
 from millrace.formats.episodes.episode import Group
 from millrace.formats.episodes.rows import BadRow
 from millrace.formats.files import reader
-from millrace.formats.imports.check import chosen, events
+from millrace.formats.imports.check import events, layout_of
 from millrace.formats.imports.group_records import ImportTerms, Maker
 from millrace.infra.log.base import Outgoing
 from millrace.schemas import codec
@@ -167,7 +167,7 @@ def read(
     source = reader(path)
     found = list(
         events(
-            chosen(source, layout)(),
+            layout_of(source, layout)(),
             source,
             Maker(terms).group,
             lambda number, error: refused.append((number, error)),

@@ -20,9 +20,9 @@ from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.log import PolicyLog
 from millrace.consumers.reloader import shell
 from millrace.consumers.reloader.shell import Reloader
-from millrace.consumers.replay.prove import Prover
+from millrace.consumers.replay.prove.prover import Prover
+from millrace.consumers.replay.prove.version_history import RecordedVersions
 from millrace.consumers.replay.selection import ModelLimits, Selector
-from millrace.consumers.replay.version_history import RecordedVersions
 from millrace.consumers.report.page import render
 from millrace.consumers.report.summary import summary
 from millrace.consumers.trajectory import page, tree
@@ -152,7 +152,7 @@ def proven(asked: Asked) -> Any:
     """What versions were trained on, up to where ranks would train it again."""
     recorded = RecordedVersions(asked.history)
     settings = load(None, {"policy.name": POLICY, "namespace": NS})
-    found: list[Any] = [recorded.newest, recorded.gone(), recorded.kept(Path("/nowhere"))]
+    found: list[Any] = [recorded.newest, recorded.holes(), recorded.directories(Path("/nowhere"))]
     with tempfile.TemporaryDirectory() as folder:
         crew: Any = None
         prover = Prover(recorded, {}, PlaceReader(asked.bus, STORE), crew, Path(folder), lambda _: settings)
@@ -176,10 +176,10 @@ def learned(asked: Asked) -> Any:
             places = [(one["topic"], one["partition"], one["offset"]) for one in group["trajectories"]]
             part = PlacedGroup(group["seq"] or 0, group["group"], places)
             share = read(reader, [part], vocabulary=LIMITS.vocabulary, longest=LIMITS.longest)
-            found.append((group["seq"], group["group"], [one.trajectory for one in share.samples], share.lost))
+            found.append((group["seq"], group["group"], [one.trajectory for one in share.samples], share.losses))
         log.frontier.offsets(batch.seq_hi)
         seq = batch.seq_hi
-        log.committed(seq)
+        log.commit(seq)
     committed = log.all_digests(max(0, len(found)))
     return found, committed, log.deltas(committed)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.score_ids import named
-from millrace.consumers.scores import mean_of
+from millrace.consumers.scores import mean_of, named
 
 REWARDS: Sequence[Sequence[float | None]] = ((1.0, 0.0), (1.0, 1.0), (0.0, None), (None, None))
 

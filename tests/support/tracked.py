@@ -19,7 +19,7 @@ def jsonl(directory: Path) -> Points:
 
 
 def tensorboard(directory: Path) -> Points:
-    from millrace.trainers.tracking.tensorboard import points
+    from millrace.trainers.tracking.services import points
 
     return list(points(directory))
 
@@ -80,7 +80,7 @@ READERS = {"jsonl": jsonl, "tensorboard": tensorboard, "mlflow": mlflow, "wandb"
 
 def main(name: str, directory: str) -> None:
     """Log steps 1 to 3, then die."""
-    from millrace.trainers.tracking.registry import open_trackers
+    from millrace.trainers.tracking.services import open_trackers
 
     (tracker,) = open_trackers([name], Path(directory), "run")
     for step in (1, 2, 3):

@@ -66,7 +66,7 @@ CONFIG = '{"learner": {"lr": 0.001, "reference": "sha256:ab", "teacher": ""}, "p
 LEARNER = Identity(
     hashlib.sha256(CONFIG.encode()).hexdigest(), "123456789a", {"torch": "2"}, "x", CONFIG, {"reference": "ab"}
 )
-MEMBER = f"{client_id(f'learner/{LEARNER.shown}', 'host', 1)}-{'0' * 8}"
+MEMBER = f"{client_id(f'learner/{LEARNER.tag}', 'host', 1)}-{'0' * 8}"
 """as a broker makes it of a client id"""
 
 

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
+from millrace.trainers.algorithms.awr import Awr
 from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.distill import Distill
+from millrace.trainers.algorithms.dpo import Dpo
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import RENAMED, check_switches, translate
-from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import ALIASES, PRESETS
 from millrace.trainers.algorithms.repair import Rejection
+from millrace.trainers.algorithms.reward_model import RewardModel
+from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.errors import BadConfiguration
+
+Kind: TypeAlias = type[Sft] | type[Awr] | type[Dpo] | type[RewardModel] | type[Distill]
+
+
+@dataclass(frozen=True)
+class OtherAlgorithm:
+    """kind: what makes it; about: one sentence on what it is; knobs: with what."""
+
+    kind: Kind
+    about: str
+    knobs: Mapping[str, Any]
+
+
+OTHERS: dict[str, OtherAlgorithm] = {
+    "sft": OtherAlgorithm(Sft, "Next-token cross-entropy on the trainable tokens.", {}),
+    "awr": OtherAlgorithm(Awr, "Imitates each reply by how much better it was than the others of its group.", {}),
+    "dpo": OtherAlgorithm(Dpo, "Raises the chosen reply over the rejected one, against a frozen reference.", {}),
+    "ipo": OtherAlgorithm(Dpo, "The same as DPO with a margin to reach instead of one to widen.", {"loss_type": "ipo"}),
+    "reward-model": OtherAlgorithm(RewardModel, "A scalar head that scores the chosen reply higher.", {}),
+    "distill-forward": OtherAlgorithm(Distill, "Covers all that the teacher may say.", {"direction": "forward"}),
+    "distill-reverse": OtherAlgorithm(Distill, "Seeks what the teacher would say most.", {"direction": "reverse"}),
+}
+
 
 NULLABLE = {"clip_high", "dual_clip", "m2_threshold", "value_clip", "value_huber"}
 """Numbers that may be left out; configurations that have no null say "none"."""

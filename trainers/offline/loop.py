@@ -8,20 +8,24 @@ beside the versions says what made them; another run is refused.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from millrace.infra import durable
 from millrace.infra.versions import NAME, remove
 from millrace.trainers import flops
+from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.torch.backend import TorchBackend
+from millrace.trainers.batches.packing import cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
 from millrace.trainers.learning import Trainer
-from millrace.trainers.offline.heldout import measure
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.weights import checkpoint, manifest
@@ -212,3 +216,28 @@ def _newest(out: Path, version: int) -> Checkpoint | None:
             listing = manifest.load(path)
             return Checkpoint(path, listing.digest, listing.files)
     return None
+
+
+def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sample], budget: int) -> dict[str, float]:
+    """Mean loss and measures over `samples`, by name. Backends of one rank; no weight changes."""
+    totals: dict[str, float] = {"loss": 0.0, "count": 0.0, **dict.fromkeys(algorithm.measures, 0.0)}
+    model = backend.model
+    model.train(False)
+    try:
+        for members in cut(samples, budget, whole=algorithm.whole):
+            micro = pack(members)
+            scores = {
+                role: micro.split(backend.score([micro], algorithm.temperature, role)[0]) for role in algorithm.needs
+            }
+            micro = micro.attach_samples(algorithm.weigh(members, None, scores))
+            with torch.no_grad():
+                summed, sums = algorithm.evaluate(backend.passes(micro))
+            totals["loss"] += float(summed)
+            totals["count"] += algorithm.count(micro)
+            for name, value in sums.items():
+                totals[name] += float(value)
+    finally:
+        model.train(True)
+    tokens, count, loss = (totals.pop(name) for name in ("kept", "count", "loss"))
+    means = {name: value / tokens if tokens else math.nan for name, value in totals.items()}
+    return {"loss": loss / count if count else math.nan, **means}

@@ -12,6 +12,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import Adam
@@ -27,9 +30,9 @@ from millrace.trainers.offline import rows
 from millrace.trainers.offline.data import Data, Make, OfflineItem
 from millrace.trainers.offline.job import Job
 from millrace.trainers.offline.loop import Batch, RunObserver, RunPace, train
-from millrace.trainers.offline.onpolicy import Student
 from millrace.trainers.offline.order import ItemOrder
 from millrace.trainers.offline.text import Encoder
+from millrace.trainers.sampling import sample
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.tracking.base import Tracker
 from millrace.trainers.weights import checkpoint, manifest
@@ -157,3 +160,51 @@ def _weights(directory: Path) -> str:
     for path in sorted([*directory.glob("*.safetensors"), directory / "config.json"]):
         out.update(f"{path.name} {manifest.file_hash(path)}\n".encode())
     return out.hexdigest()
+
+
+class Student:
+    """Answers with the weights as they are. The draws of a step depend on the seed and the step alone."""
+
+    def __init__(
+        self,
+        backend: TorchBackend,
+        items: Sequence[OfflineItem],
+        end: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        self._backend = backend
+        self._items = items
+        self._end = end
+        self._max_tokens = max_tokens
+        self._temperature = temperature
+        self._seed = seed
+
+    def answer(self, step: int, indexes: Sequence[int]) -> list[Sample]:
+        """One reply to each of the chosen prompts. Step -1: what is held out, drawn alike each time."""
+        model = self._backend.model
+        prompts = [[int(token) for token in self._items[index].readings[0].tokens] for index in indexes]
+        (word,) = np.random.SeedSequence((self._seed, 2, step + 1)).generate_state(1)
+        replies = sample(
+            model,
+            prompts,
+            max_tokens=self._max_tokens,
+            end=self._end,
+            generator=torch.Generator(model.device).manual_seed(int(word)),
+            temperature=self._temperature,
+        )
+        return [
+            Sample(
+                tokens=np.array([*prompts[r.prompt], *r.tokens], np.int32),
+                mask=np.array([0] * len(prompts[r.prompt]) + [1] * len(r.tokens), np.uint8),
+                logprobs=np.array([0.0] * len(prompts[r.prompt]) + r.logprobs, np.float32),
+                versions=np.array([-1] * len(prompts[r.prompt]) + [max(step, 0)] * len(r.tokens), np.int32),
+                reward=None,
+                seq=r.prompt,
+                group=str(r.prompt),
+                trajectory=f"{step}.{r.prompt}",
+                truncated=not r.finished,
+            )
+            for r in replies
+        ]

@@ -34,7 +34,7 @@ class Need:
         return 0 if here < self.fewest else here - (here - self.serving) % self.unit
 
 
-ANY = Need()
+ANY_WORLD = Need()
 """of a layout that any number of ranks makes"""
 
 
@@ -70,7 +70,7 @@ class Roster:
         return self.peers + self.spares
 
     @property
-    def me(self) -> Peer:
+    def self_peer(self) -> Peer:
         """This process."""
         return self.members[self.rank]
 
@@ -100,28 +100,28 @@ def client_id(name: str, host: str, port: int) -> str:
 
 
 def agree(
-    view: GroupView, token: MemberToken, own: set[int], topic: str, shards: int, need: Need = ANY
+    view: GroupView, token: MemberToken, partitions: set[int], topic: str, shards: int, need: Need = ANY_WORLD
 ) -> Roster | None:
     """The roster of a group's table as one member sees it, or None while it is not settled or this one stands by.
 
     view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`; need: how
     many can train."""
     rows = {member.member_id: _partitions(member, topic) for member in view.members}
-    if not own or token.generation < 0 or not covered(view, topic, shards):
+    if not partitions or token.generation < 0 or not is_covered(view, topic, shards):
         return None
-    if set(rows.get(token.member_id, ())) != own:
+    if set(rows.get(token.member_id, ())) != partitions:
         return None
-    ranked = sorted((m for m in view.members if rows[m.member_id]), key=lambda m: rows[m.member_id][0])
-    peers = tuple(Peer(m.member_id, m.client_id, *address(m.client_id), rows[m.member_id]) for m in ranked)
+    members = sorted((m for m in view.members if rows[m.member_id]), key=lambda m: rows[m.member_id][0])
+    peers = tuple(Peer(m.member_id, m.client_id, *address(m.client_id), rows[m.member_id]) for m in members)
     rank = next(rank for rank, peer in enumerate(peers) if peer.member_id == token.member_id)
     train = need.most(len(peers))
     return Roster(_key(token.generation, view.members, rows), token.generation, peers[:train], rank, peers[train:])
 
 
-def covered(view: GroupView, topic: str, shards: int) -> bool:
+def is_covered(view: GroupView, topic: str, shards: int) -> bool:
     """Whether the table is stable and every partition has exactly one owner."""
-    owned = sorted(partition for member in view.members for partition in _partitions(member, topic))
-    return view.stable and owned == list(range(shards))
+    partitions = sorted(partition for member in view.members for partition in _partitions(member, topic))
+    return view.stable and partitions == list(range(shards))
 
 
 def _partitions(member: GroupMember, topic: str) -> tuple[int, ...]:

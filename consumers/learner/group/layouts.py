@@ -32,7 +32,7 @@ OF: Mapping[str, tuple[str, ...]] = {
 """setting -> the backends that have it"""
 
 
-def chosen(learner: config.Learner) -> list[RolePlace]:
+def role_places(learner: config.Learner) -> list[RolePlace]:
     """What `[learner] backend` names: who plays what on which ranks, the actor first; as many learners as there are
     decide the d of its layout. ConfigError, with the reason, where it is none."""
     text = learner.backend if ":" in learner.backend else f"{learner.backend}:d1"
@@ -46,15 +46,15 @@ def chosen(learner: config.Learner) -> list[RolePlace]:
         raise ConfigError(f"[learner] backend: {error}") from None
 
 
-def needed(learner: config.Learner) -> Need:
+def need_of(learner: config.Learner) -> Need:
     """How many learners train so."""
-    actor, *others = chosen(learner)
+    actor, *others = role_places(learner)
     return Need(actor.layout.unit, sum(place.layout.world for place in others))
 
 
 def canonical(learner: config.Learner) -> str:
     """One text for all settings of `backend` that train alike, whatever their d."""
-    actor, *others = chosen(learner)
+    actor, *others = role_places(learner)
     layout = actor.layout.within(actor.layout.unit)
     return format_places([replace(actor, layout=layout), *others]) if others else str(layout)
 
@@ -63,8 +63,8 @@ def check(learner: config.Learner, shards: int) -> list[RolePlace]:
     """The places, after all that can be said without a model. ConfigError for what cannot be.
 
     shards: partitions of the trajectories, one a learner at least."""
-    actor, *others = chosen(learner)
-    need, backend = needed(learner), actor.layout.backend
+    actor, *others = role_places(learner)
+    need, backend = need_of(learner), actor.layout.backend
     for name, backends in OF.items():
         default = config.Learner.model_fields[name].default
         if getattr(learner, name) != default and backend not in backends:
@@ -92,7 +92,7 @@ def suits(places: Sequence[RolePlace], roles: Sequence[str], algorithm: str) -> 
             )
 
 
-def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Backend:
+def make(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Backend:
     """An unformed backend for `places`, with the options of `learner`."""
     layout = places[0].layout
     if layout.backend == DEEPSPEED:
@@ -121,23 +121,23 @@ def made(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
     )
 
 
-def started(learner: config.Learner) -> int:
+def learner_count(learner: config.Learner) -> int:
     """Learners that `millrace up` starts: as many as asked for, and no fewer than the layout as written has ranks."""
-    return max(learner.learners, sum(place.layout.world for place in chosen(learner))) if learner.learners else 0
+    return max(learner.learners, sum(place.layout.world for place in role_places(learner))) if learner.learners else 0
 
 
-def awaited(learner: config.Learner, here: int) -> str:
+def shortage_text(learner: config.Learner, here: int) -> str:
     """What so many learners wait for, who are too few."""
-    need, (actor, *others) = needed(learner), chosen(learner)
+    need, (actor, *others) = need_of(learner), role_places(learner)
     missing = need.fewest - here
     more = "another" if missing == 1 else f"{missing} more"
     whom = f" ({ACTOR} {actor.layout.unit}, {_serving(others)})" if others else ""
     return f"{_learners(here)} here, {learner.backend} trains with {need.fewest}{whom}: start {more}"
 
 
-def spare(learner: config.Learner, here: int) -> str:
+def spare_text(learner: config.Learner, here: int) -> str:
     """Why one of so many learners waits while others train."""
-    actor, *others = chosen(learner)
+    actor, *others = role_places(learner)
     beside = f" beside {_serving(others)}" if others else ""
     many = f"multiples of {actor.layout.unit}{beside}"
     return f"{_learners(here)} here, {learner.backend} trains with {many}: this one waits as a spare"

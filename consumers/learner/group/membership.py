@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from millrace.consumers.learner.group.agreement import ANY, Need, Roster, address, agree, covered
+from millrace.consumers.learner.group.agreement import ANY_WORLD, Need, Roster, address, agree, is_covered
 from millrace.infra.errors import RefusedError, RegroupError
 from millrace.infra.log.base import LATEST, Bus, GroupView, Member, MemberToken
 
@@ -37,7 +37,7 @@ class Membership:
     """One learner's place in the group. Not thread-safe."""
 
     def __init__(
-        self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float, need: Need = ANY
+        self, bus: Bus, group: str, topic: str, client_id: str, session_timeout_s: float, need: Need = ANY_WORLD
     ) -> None:
         self._bus = bus
         self._group = group
@@ -87,7 +87,7 @@ class Membership:
             view = self._bus.group(self._group)
             roster = self._roster(view)
             look = LOOK_S
-            if not self._now()[1] and covered(view, self._topic, self._shards):
+            if not self._now()[1] and is_covered(view, self._topic, self._shards):
                 candidate, started, look = None, now, STANDBY_S
             elif roster is None or roster.key == self._used:
                 candidate = None
@@ -106,7 +106,7 @@ class Membership:
     def holds(self, roster: Roster) -> bool:
         """Whether this member still is where the roster says, as of its last poll."""
         token, own = self._now()
-        return token is not None and token.generation == roster.generation and own == set(roster.me.partitions)
+        return token is not None and token.generation == roster.generation and own == set(roster.self_peer.partitions)
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Let callbacks run and the group make progress; whatever is fetched is not ours to use."""

@@ -68,12 +68,12 @@ class Meeting:
         weights, entry = msgspec.msgpack.decode(base64.b64decode(self.store.get("head")))
         return Head(weights, entry)
 
-    def _hear(self, moved: RegroupError) -> None:
+    def _hear(self, change: RegroupError) -> None:
         """Returns when rank 0 says go after all."""
         deadline = time.monotonic() + STORE_TIMEOUT_S
         while not self.store.check(["go"]):
             if self.store.check(["off"]) or time.monotonic() > deadline:
-                raise moved
+                raise change
             time.sleep(LOOK_S)
 
     def _until(self, keys: list[str]) -> None:

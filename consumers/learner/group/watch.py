@@ -58,8 +58,8 @@ class Watchdog:
                 continue
             with suppress(BusError):  # a log that does not answer proves nothing about the peers
                 present = {member.member_id for member in self._bus.group(self._group).members}
-                gone = [peer for peer in roster.peers if peer.member_id not in present]
-                if gone:
+                peers = [peer for peer in roster.peers if peer.member_id not in present]
+                if peers:
                     self._break(roster)
 
     def _break(self, roster: Roster) -> None:

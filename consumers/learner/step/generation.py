@@ -60,11 +60,11 @@ class Generation:
         self._start()
         with self._parts.backend.clock.phase("loop"):
             while True:
-                decided = self._decide()
-                if isinstance(decided, Train):
-                    self._train(decided)
-                elif not isinstance(decided, Wait):
-                    return decided
+                order = self._decide()
+                if isinstance(order, Train):
+                    self._train(order)
+                elif not isinstance(order, Wait):
+                    return order
 
     def close(self) -> None:
         """Let go of what only this generation may use."""
@@ -118,23 +118,23 @@ class Generation:
             p.membership.poll()
             moved, stopping = rank_numbers.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
             message = verdict.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
-            decided = verdict.decode(p.backend.announce(message))
-        if isinstance(decided, Wait):
+            order = verdict.decode(p.backend.announce(message))
+        if isinstance(order, Wait):
             with p.backend.clock.phase("wait"):
                 p.membership.poll(self._idle_s)
             self._idle_s = min(2 * self._idle_s, IDLE_S[1])
         else:
             self._idle_s = IDLE_S[0]
-        return decided
+        return order
 
     def _lead(self, leader: Leader, moved: bool, stopping: int) -> Verdict:
         p, version = self._parts, leader.head.version
         urgent = verdict.interrupt(
-            moved=moved,
+            has_moved=moved,
             stopping=stopping,
             world=self._roster.world,
             failure=leader.failure,
-            done=0 < p.settings.learner.max_versions <= version,
+            is_done=0 < p.settings.learner.max_versions <= version,
         )
         if urgent is not None:
             return urgent
@@ -153,9 +153,9 @@ class Generation:
         with clock.phase("fetch"):
             parts = train.shares[self._cells[self._rank]] if p.backend.acts else []
             share = read(p.reader, parts, vocabulary=p.backend.vocabulary, longest=p.backend.longest)
-            codes = rank_numbers.worst(p.backend, verdict.lost_codes(train, share.lost))
-            lost = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
-            samples = [sample for sample in share.samples if sample.seq not in lost]
+            codes = rank_numbers.worst(p.backend, verdict.lost_codes(train, share.losses))
+            losses = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
+            samples = [sample for sample in share.samples if sample.seq not in losses]
         for detail in share.details:
             p.observer.warn(detail)
         before = clock.drain()
@@ -174,4 +174,4 @@ class Generation:
         for name, seconds in before.items():
             key = f"timings_{name}"
             report.metrics[key] = report.metrics.get(key, 0.0) + seconds
-        self._leader.publish(Step(self._batch, state, report, lost, self._cells, verdict.cells_of(train)))
+        self._leader.publish(Step(self._batch, state, report, losses, self._cells, verdict.cells_of(train)))

@@ -1,9 +1,10 @@
-"""Rank 0's half of a step: what the ranks trained becomes a version, or does not.
+"""Rank 0's half of a step: what the ranks trained becomes a version, or does not. One version is one transaction: the
+weight event, its ledger entry and the consumed offsets.
 
 Invariants: the transactional id is opened before the ledger is read, and again after every outcome that is unknown; the
-weights are durable under their final name before the transaction begins; what failed is never repeated from memory: the
-group forms again and trains the same batch.
-"""
+weights are durable under their final name before the transaction begins; both fences hold (the member token was taken
+when the ranks agreed, with a generation of at least 0); nothing is acted on before the commit has returned; what failed
+is never repeated from memory: the group forms again and trains the same batch."""
 
 from __future__ import annotations
 
@@ -15,17 +16,17 @@ import torch
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.step.parts import Parts
 from millrace.consumers.learner.version.collect import collect, serving_versions
-from millrace.consumers.learner.version.commit import checkpoint_fault, commit_version
 from millrace.consumers.learner.version.log import PolicyLog
 from millrace.consumers.learner.version.order import Batch
 from millrace.consumers.learner.version.records import Machine, WrittenVersion, ledger_entry, rank_shares, weight_event
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, LearnerError, RefusedError, UnreachableError
-from millrace.infra.log.base import MemberToken, Transactor
+from millrace.infra.log.base import MemberToken, Outgoing, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history import newest
 from millrace.infra.log.history.newest import Head
 from millrace.infra.versions import directory
+from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import flops
@@ -34,6 +35,60 @@ from millrace.trainers.learning import Report
 from millrace.trainers.weights import checkpoint, delta_files
 from millrace.trainers.weights.checkpoint import Checkpoint
 from millrace.trainers.weights.state import State
+
+
+def commit_version(
+    transactor: Transactor,
+    weights: WeightVersion,
+    entry: LedgerEntry,
+    offsets: Mapping[tuple[str, int], int],
+    token: MemberToken,
+    *,
+    weights_topic: str,
+    ledger_topic: str,
+) -> None:
+    """Make `weights` a version.
+
+    Raises RefusedError (aborted: the group moved on), FencedError (another leader owns the policy), UnreachableError
+    (outcome unknown: drop the transactor, open it again, read the ledger)."""
+    if token.generation < 0:
+        raise RefusedError("this member never joined a generation: its commit would be unfenced; join first")
+    faults.point("learner.before_begin")
+    transactor.begin()
+    faults.point("learner.after_begin")
+    transactor.send(Outgoing(weights_topic, weights["policy"].encode(), codec.encode("WeightVersion", weights)))
+    faults.point("learner.after_send_weights")
+    transactor.send(Outgoing(ledger_topic, str(entry["version"]).encode(), codec.encode("LedgerEntry", entry)))
+    faults.point("learner.after_send_ledger")
+    transactor.flush()
+    faults.point("learner.before_commit")
+    transactor.commit(offsets, token)
+    faults.point("learner.after_commit")
+
+
+def checkpoint_fault(name: str) -> None:
+    """The points of `trainers.weights.checkpoint` and `delta_files`, whose callers say what happens at them, under
+    names that the list of points finds."""
+    match name:
+        case "checkpoint.between_files":
+            faults.point("checkpoint.between_files")
+        case "checkpoint.after_write":
+            faults.point("checkpoint.after_write")
+        case "checkpoint.after_fsync":
+            faults.point("checkpoint.after_fsync")
+        case "checkpoint.before_rename":
+            faults.point("checkpoint.before_rename")
+        case "checkpoint.after_rename":
+            faults.point("checkpoint.after_rename")
+        case "checkpoint.after_parent_fsync":
+            faults.point("checkpoint.after_parent_fsync")
+        case "delta.before_rename":
+            faults.point("delta.before_rename")
+        case "delta.after_rename":
+            faults.point("delta.after_rename")
+        case _:
+            raise ValueError(f"{name} is a kill point that has no name here: add it")
+
 
 SPARE = 4
 """directories beyond those kept before it is worth asking who serves what"""
@@ -47,9 +102,9 @@ class Step:
     batch: Batch
     state: State
     report: Report
-    lost: Mapping[int, str]
+    losses: Mapping[int, str]
     cells: Sequence[int]
-    computed: Mapping[int, int]
+    cell_by_seq: Mapping[int, int]
 
 
 def machine() -> Machine:
@@ -71,7 +126,7 @@ class Leader:
         self.log = parts.log = parts.log or PolicyLog(
             parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
         )
-        self.log.committed(self.head.seq_hi)
+        self.log.commit(self.head.seq_hi)
 
     def close(self) -> None:
         """Drop the transactor. It is never kept: the next leader fences before it reads."""
@@ -103,14 +158,14 @@ class Leader:
             step.batch,
             written,
             step.report,
-            step.lost,
+            step.losses,
             self._roster,
             ranks,
             p.backend.layout,
             p.identity,
             machine(),
             now,
-            step.computed,
+            step.cell_by_seq,
         )
         with clock.phase("commit"):
             self.failure = self._commit(event, entry)
@@ -118,7 +173,7 @@ class Leader:
             p.observer.warn(self.failure)
         else:
             self.head = Head(event, entry)
-            self.log.committed(self.head.seq_hi)
+            self.log.commit(self.head.seq_hi)
             p.observer.on_phase("committed")
             p.observer.on_commit(entry)
             self._collect()

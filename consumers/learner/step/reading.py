@@ -19,28 +19,28 @@ from millrace.trainers.batches.sample import Sample, check, samples_of
 from millrace.trainers.errors import BadSample
 
 IMPOSSIBLE = "not trainable: its arrays or numbers are impossible"
-EMPTY = "it names no trajectories"
-REASONS = ("", GONE, CLAIM, CORRUPT, IMPOSSIBLE, EMPTY)
+NO_PLACES = "it names no trajectories"
+REASONS = ("", GONE, CLAIM, CORRUPT, IMPOSSIBLE, NO_PLACES)
 """by code, so that ranks can tell each other with one number a group"""
 
 
 @dataclass(slots=True)
 class RankBatch:
-    """What a rank trains on. lost: code by seq; details: the same in words, for this process's own log."""
+    """What a rank trains on. losses: code by seq; details: the same in words, for this process's own log."""
 
     samples: list[Sample] = field(default_factory=list)
-    lost: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
     details: list[str] = field(default_factory=list)
 
 
 def read(reader: PlaceReader, parts: Sequence[PlacedGroup], *, vocabulary: int, longest: int) -> RankBatch:
     """Fetch and check the groups of one rank. Raises UnreachableError when the log does not answer."""
-    found = iter(reader.trajectories([Place(*place) for part in parts for place in part.places]))
+    trajectories = iter(reader.trajectories([Place(*place) for part in parts for place in part.places]))
     share = RankBatch()
     for part in parts:
-        group = [next(found) for _ in part.places]
+        group = [next(trajectories) for _ in part.places]
         samples: list[Sample] = []
-        problem = None if group else Lost(EMPTY, f"group {part.group}")
+        problem = None if group else Lost(NO_PLACES, f"group {part.group}")
         for one in group:
             if isinstance(one, Lost):
                 problem = one
@@ -58,7 +58,7 @@ def read(reader: PlaceReader, parts: Sequence[PlacedGroup], *, vocabulary: int, 
         if problem is None:
             share.samples += samples
         else:
-            share.lost[part.seq] = REASONS.index(problem.reason)
+            share.losses[part.seq] = REASONS.index(problem.reason)
             share.details.append(f"group {part.group} (seq {part.seq}) is lost: {problem.detail}")
     return share
 

@@ -70,18 +70,18 @@ def decode(data: bytes) -> Verdict:
     return _decoder.decode(data)
 
 
-def interrupt(*, moved: bool, stopping: int, world: int, failure: str | None, done: bool) -> Verdict | None:
+def interrupt(*, has_moved: bool, stopping: int, world: int, failure: str | None, is_done: bool) -> Verdict | None:
     """What must happen before any new work, if anything.
 
-    moved: some rank saw the group change; stopping: ranks that were asked to stop; failure: why rank 0's last commit
-    did not happen; done: the last wanted version is committed."""
-    if done:
+    has_moved: some rank saw the group change; stopping: ranks that were asked to stop; failure: why rank 0's last
+    commit did not happen; is_done: the last wanted version is committed."""
+    if is_done:
         return Stop("the last wanted version is committed")
     if stopping == world:
         return Stop("asked to stop")
     if failure is not None:
         return Regroup(failure)
-    if moved:
+    if has_moved:
         return Regroup("the group changed")
     if stopping:
         return Regroup(f"{stopping} of {world} ranks were asked to stop")
@@ -111,13 +111,13 @@ def manifest(
         )
         for resolution in batch.groups
     }
-    planned = plan(groups, many, minibatches)
-    shares = [[parts[seq] for minibatch in planned for seq in minibatch[cell]] for cell in range(many)]
+    layout = plan(groups, many, minibatches)
+    shares = [[parts[seq] for minibatch in layout for seq in minibatch[cell]] for cell in range(many)]
     return Train(
         version=version,
         seq_lo=batch.seq_lo,
         seq_hi=batch.seq_hi,
-        minibatches=[sorted(seq for share in minibatch for seq in share) for minibatch in planned],
+        minibatches=[sorted(seq for share in minibatch for seq in share) for minibatch in layout],
         shares=shares,
         oldest=oldest,
     )
@@ -141,6 +141,6 @@ def _seq(seq: int | None) -> int:
     return seq
 
 
-def lost_codes(train: Train, lost: Mapping[int, int]) -> list[int]:
+def lost_codes(train: Train, losses: Mapping[int, int]) -> list[int]:
     """One number a group of the batch, 0 or the code of why this rank could not read it."""
-    return [lost.get(seq, 0) for seq in range(train.seq_lo, train.seq_hi)]
+    return [losses.get(seq, 0) for seq in range(train.seq_lo, train.seq_hi)]

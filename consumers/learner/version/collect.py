@@ -2,7 +2,7 @@
 
 Invariants: a directory goes only when it can never be a version (its number is committed under another digest) or when
 nobody needs it (no live engine serves it, it is not among the newest nor the anchor of one, not version 0 nor one that
-is kept for good, not pinned, no base of another's adapter); the deltas that lead from an anchor to one of the newest
+is kept for good, not pins, no base of another's adapter); the deltas that lead from an anchor to one of the newest
 stay with it. No clock is asked, so a leader that was frozen between looking and deleting deletes nothing that its
 successor wrote: versions are dense, and what is committed never changes. `choose` is pure.
 """
@@ -27,37 +27,37 @@ TEMPORARY = re.compile(r"\.tmp-v(?P<version>\d+)-[0-9a-f]+(-damaged)?")
 
 def choose(
     names: Iterable[str],
-    committed: Mapping[int, str],
+    digests: Mapping[int, str],
     *,
     keep: int,
     serving: Collection[int],
-    pinned: Collection[str],
+    pins: Collection[str],
     deltas: Collection[int] = (),
     every: int = 0,
 ) -> list[str]:
     """The directory names to remove.
 
-    committed: digest by version, up to the newest; a version of which none is known stays; keep: how many of the newest
+    digests: digest by version, up to the newest; a version of which none is known stays; keep: how many of the newest
     stay; serving: versions that live engines have loaded or load; deltas: versions that engines read as changes to
     their parent; every: each version that this divides stays, 0: none but the first."""
-    anchors, _ = chains(max(committed, default=-1), keep, deltas)
-    newest = max(committed, default=-1)
-    chosen = []
+    anchors, _ = chains(max(digests, default=-1), keep, deltas)
+    newest = max(digests, default=-1)
+    out = []
     for name in names:
         version = re.fullmatch(NAME, name)
         temporary = re.fullmatch(TEMPORARY, name)
         if temporary and int(temporary["version"]) <= newest:
-            chosen.append(name)
-        elif version and int(version["version"]) <= newest and name not in pinned:
+            out.append(name)
+        elif version and int(version["version"]) <= newest and name not in pins:
             number = int(version["version"])
-            if number not in committed:
+            if number not in digests:
                 continue  # its record cannot be read, so nobody can tell an orphan from it
-            orphan = committed[number][:12] != version["digest"]
-            kept = number == 0 or (every > 0 and number % every == 0)
-            needed = kept or number > newest - keep or number in serving or number in anchors
-            if orphan or not needed:
-                chosen.append(name)
-    return sorted(chosen)
+            orphan = digests[number][:12] != version["digest"]
+            is_anchor = number == 0 or (every > 0 and number % every == 0)
+            is_needed = is_anchor or number > newest - keep or number in serving or number in anchors
+            if orphan or not is_needed:
+                out.append(name)
+    return sorted(out)
 
 
 def chains(newest: int, keep: int, deltas: Collection[int]) -> tuple[set[int], set[int]]:
@@ -71,23 +71,21 @@ def chains(newest: int, keep: int, deltas: Collection[int]) -> tuple[set[int], s
     return anchors, links
 
 
-def choose_deltas(
-    names: Iterable[str], committed: Mapping[int, str], *, keep: int, deltas: Collection[int]
-) -> list[str]:
+def choose_deltas(names: Iterable[str], digests: Mapping[int, str], *, keep: int, deltas: Collection[int]) -> list[str]:
     """The names of delta files to remove: of orphans, drafts, and versions whose chain nobody composes any more."""
-    newest = max(committed, default=-1)
+    newest = max(digests, default=-1)
     _, links = chains(newest, keep, deltas)
-    chosen = []
+    out = []
     for name in names:
         draft = durable.meant(name)
-        found = re.fullmatch(DELTA, draft or name)
-        if found and int(found["version"]) <= newest:
-            version = int(found["version"])
-            known = committed.get(version, found["digest"])[:12] == found["digest"]
-            wanted = version in links and known and not draft
-            if not wanted:
-                chosen.append(name)
-    return sorted(chosen)
+        match = re.fullmatch(DELTA, draft or name)
+        if match and int(match["version"]) <= newest:
+            version = int(match["version"])
+            is_recorded = digests.get(version, match["digest"])[:12] == match["digest"]
+            is_needed = version in links and is_recorded and not draft
+            if not is_needed:
+                out.append(name)
+    return sorted(out)
 
 
 def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set[int]:
@@ -96,8 +94,8 @@ def serving_versions(bus: Bus, workers_topic: str, policy: str, now: int) -> set
     versions = set()
     for record in history.newest_by_key(WORKERS).values():
         row = history.row(WORKERS, record, left_out)  # what is no status is no engine's
-        mine = row is not None and row["role"] == "engine" and row["policy"] == policy and row["expires_at"] > now
-        if row is not None and mine and row["version"] is not None:
+        is_ours = row is not None and row["role"] == "engine" and row["policy"] == policy and row["expires_at"] > now
+        if row is not None and is_ours and row["version"] is not None:
             versions.add(int(row["version"]))
     return versions
 
@@ -123,7 +121,7 @@ def base_of(version: Path) -> str:
 
 def collect(
     root: Path,
-    committed: Mapping[int, str],
+    digests: Mapping[int, str],
     *,
     keep: int,
     serving: Collection[int],
@@ -132,11 +130,11 @@ def collect(
 ) -> list[str]:
     """Remove from `root` what `choose` and `choose_deltas` name; gives the directories' names."""
     names = [path.name for path in root.iterdir() if path.is_dir()]
-    pinned = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
-    gone = choose(names, committed, keep=keep, serving=serving, pinned=pinned, deltas=deltas, every=every)
-    gone = [name for name in gone if remove(root / name)]
+    pins = {name for name in names if (root / name / PIN).exists()} | {base_of(root / name) for name in names}
+    directories = choose(names, digests, keep=keep, serving=serving, pins=pins, deltas=deltas, every=every)
+    directories = [name for name in directories if remove(root / name)]
     folder = root / DELTAS
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    for name in choose_deltas(files, committed, keep=keep, deltas=deltas):
+    for name in choose_deltas(files, digests, keep=keep, deltas=deltas):
         (folder / name).unlink(missing_ok=True)
-    return gone
+    return directories

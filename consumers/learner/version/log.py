@@ -3,14 +3,16 @@
 Invariants: read_committed, from the start once a process, then followed; `completions` is read to a later point than
 `resolutions`, so that a resolution is never folded before its completion. No record stops the learner: one that makes
 no sense is named and passed over, and a ready group that cannot be read keeps its place in the order and is trained as
-lost.
+lost. The frontier of a partition is its lowest place that is unresolved or not consumed, else one past the highest that
+was read; it never falls. Its offsets serve lag, retention and fencing: the ledger's seq_hi alone says what is trained
+next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from millrace.consumers.learner.version.frontier import Frontier
 from millrace.consumers.learner.version.order import LearningOrder
 from millrace.infra.errors import ClaimError, LearnerError, LedgerError
 from millrace.infra.log.base import Bus, Record
@@ -22,7 +24,67 @@ from millrace.infra.log.history.rows import Row, as_stored
 from millrace.infra.log.readable import passed_over
 from millrace.schemas import bounds
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import Place, Resolution, WeightVersion
+from millrace.schemas.records import Completion, Place, Resolution, WeightVersion
+
+
+@dataclass(slots=True)
+class Frontier:
+    """How far the trajectories of each partition are settled. A group is open from the moment seal names its places in
+    `completions` until dispatch drops it, or a version that trained on it is committed. Feed completions first, up to a
+    later point than resolutions."""
+
+    _open: dict[str, list[Place]] = field(default_factory=dict)
+    _early: set[str] = field(default_factory=set)
+    _seqs: dict[int, str] = field(default_factory=dict)
+    _high: dict[int, int] = field(default_factory=dict)
+    _floor: int = 0
+
+    def complete(self, completion: Completion) -> None:
+        """Seal sealed places of a group."""
+        if completion["kind"] == "progress":
+            return
+        self._saw(completion["trajectories"])
+        if completion["group"] not in self._early:
+            self._open[completion["group"]] = list(completion["trajectories"])
+
+    def resolve(self, resolution: Resolution) -> None:
+        """Dispatch decided about a group."""
+        if resolution["kind"] == "setting":
+            return
+        self._saw(resolution["trajectories"])
+        group, seq = resolution["group"], resolution["seq"]
+        if resolution["kind"] == "ready" and seq is not None:
+            if seq >= self._floor:
+                self._open[group] = list(resolution["trajectories"])
+                self._seqs[seq] = group
+            else:
+                self._close(group)
+        else:
+            self._close(group)
+
+    def commit(self, seq_hi: int) -> None:
+        """A version up to `seq_hi` is committed."""
+        self._floor = max(self._floor, seq_hi)
+        for seq in [seq for seq in self._seqs if seq < self._floor]:
+            self._open.pop(self._seqs.pop(seq), None)
+
+    def offsets(self, seq_hi: int) -> dict[int, int]:
+        """Next offset per partition once everything below `seq_hi` is consumed."""
+        consumed = {group for seq, group in self._seqs.items() if seq < seq_hi}
+        low = dict(self._high)
+        for group, places in self._open.items():
+            if group not in consumed:
+                for place in places:
+                    low[place["partition"]] = min(low[place["partition"]], place["offset"])
+        return low
+
+    def _close(self, group: str) -> None:
+        if self._open.pop(group, None) is None:
+            self._early.add(group)
+
+    def _saw(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self._high[place["partition"]] = max(self._high.get(place["partition"], 0), place["offset"] + 1)
 
 
 class PolicyLog:
@@ -87,7 +149,7 @@ class PolicyLog:
             passed_over(record, f"it names places outside {topic}")
         return good
 
-    def committed(self, seq_hi: int) -> None:
+    def commit(self, seq_hi: int) -> None:
         """A version up to `seq_hi` is committed."""
         self.order.commit(seq_hi)
         self.frontier.commit(seq_hi)

@@ -31,27 +31,27 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class WrittenVersion:
-    """A durable weight directory. files: name -> sha256 hex; full: bytes of its weight files; delta: what changed since
+    """A durable weight directory. files: name -> sha256 hex; size: bytes of its weight files; delta: what changed since
     the parent, where that is sent; broadcast: where engines ask for it, where it is sent to them."""
 
     uri: str
     digest: str
     files: Mapping[str, str]
-    full: int
+    size: int
     delta: WrittenDelta | None = None
     broadcast: str | None = None
 
 
-def weight_event(head: Head, batch: Batch, written: WrittenVersion, time: int) -> WeightVersion:
-    """The event that makes `written` the version after `head`."""
+def weight_event(head: Head, batch: Batch, version: WrittenVersion, time: int) -> WeightVersion:
+    """The event that makes `version` the version after `head`."""
     return {
         **head.weights,
         "version": head.version + 1,
         "parent": head.version,
-        "mode": "adapter" if ADAPTER in written.files else "delta" if written.delta else "full",
-        "uri": written.uri,
-        "digest": written.digest,
-        "files": dict(written.files),
+        "mode": "adapter" if ADAPTER in version.files else "delta" if version.delta else "full",
+        "uri": version.uri,
+        "digest": version.digest,
+        "files": dict(version.files),
         "seq_lo": batch.seq_lo,
         "seq_hi": batch.seq_hi,
         "batch": None,
@@ -59,11 +59,11 @@ def weight_event(head: Head, batch: Batch, written: WrittenVersion, time: int) -
         "shards": None,
         "group_size": None,
         "time": time,
-        "delta": str(written.delta.path) if written.delta else None,
-        "delta_hash": written.delta.digest if written.delta else None,
-        "delta_bytes": written.delta.size if written.delta else None,
-        "full_bytes": written.full,
-        "broadcast": written.broadcast,
+        "delta": str(version.delta.path) if version.delta else None,
+        "delta_hash": version.delta.digest if version.delta else None,
+        "delta_bytes": version.delta.size if version.delta else None,
+        "full_bytes": version.size,
+        "broadcast": version.broadcast,
         "parent_policy": None,
         "selection": None,
         "selection_digest": None,
@@ -78,9 +78,9 @@ def weight_event(head: Head, batch: Batch, written: WrittenVersion, time: int) -
 def ledger_entry(
     head: Head,
     batch: Batch,
-    written: WrittenVersion,
+    version: WrittenVersion,
     report: Report,
-    lost: Mapping[int, str],
+    losses: Mapping[int, str],
     roster: Roster,
     ranks: list[RankShare],
     layout: str,
@@ -91,21 +91,21 @@ def ledger_entry(
 ) -> LedgerEntry:
     """What trained the version after `head`, linked to the chain.
 
-    lost: reason by seq of groups that could not be read; cells: by seq, the cell that was to compute a group."""
+    losses: reason by seq of groups that could not be read; cells: by seq, the cell that was to compute a group."""
     return chained(
         {
             "policy": head.entry["policy"],
             "version": head.version + 1,
             "seq_lo": batch.seq_lo,
             "seq_hi": batch.seq_hi,
-            "groups": trained_groups(batch, lost, cells),
+            "groups": trained_groups(batch, losses, cells),
             "ranks": ranks,
             "layout": layout,
             "generation": roster.generation,
             "leader": roster.leader.member_id,
             "unchanged": report.unchanged,
             "masked_tokens": report.masked_tokens,
-            "digest": written.digest,
+            "digest": version.digest,
             "libraries": dict(identity.libraries),
             "cpu": identity.cpu,
             "config_hash": identity.config,
@@ -145,15 +145,15 @@ def rank_shares(roster: Roster, cells: Sequence[int], shares: Sequence[Share]) -
     return out
 
 
-def trained_groups(batch: Batch, lost: Mapping[int, str], cells: Mapping[int, int]) -> list[TrainedGroup]:
-    """The batch's groups as the ledger names them. lost: reason by seq; cells: by seq, -1 where none is known."""
+def trained_groups(batch: Batch, losses: Mapping[int, str], cells: Mapping[int, int]) -> list[TrainedGroup]:
+    """The batch's groups as the ledger names them. losses: reason by seq; cells: by seq, -1 where none is known."""
     return [
         {
             "seq": seq,
             "ticket": group["ticket"],
             "group": group["group"],
             "trajectories": group["trajectories"],
-            "lost": lost.get(seq),
+            "lost": losses.get(seq),
             "cell": cells.get(seq, -1),
         }
         for seq, group in enumerate(batch.groups, batch.seq_lo)

@@ -28,7 +28,7 @@ from millrace.trainers.weights.tensorfile import open_file
 
 CLOSING_S = 0.05
 """how soon the listener notices that it is closed"""
-HELD = 3
+VERSIONS_HERE = 3
 """newest versions that are sent"""
 MOST_RANKS = 4096
 LONGEST = 4096
@@ -57,7 +57,7 @@ class WeightSender:
     def hold(self, version: int, digest: str, path: Path) -> None:
         """From now on send `path`, the weight file of a version, to whoever asks; the oldest held one is let go."""
         held = {**self._held, (version, digest): path}
-        self._held = {key: held[key] for key in sorted(held)[-HELD:]}
+        self._held = {key: held[key] for key in sorted(held)[-VERSIONS_HERE:]}
 
     def close(self) -> None:
         """Take no more requests. What is being sent ends with the process."""

@@ -15,7 +15,7 @@ from millrace.consumers.learner.group.identity import Identity
 from millrace.consumers.learner.step.publish import machine
 from millrace.consumers.learner.version.collect import collect, serving_versions
 from millrace.consumers.replay.branch.items import BranchItem
-from millrace.consumers.replay.branch.records import BranchChoice, joined, ledger_entry, weight_event
+from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, version_metrics, weight_event
 from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.errors import BranchError
@@ -56,7 +56,7 @@ class Announcer(RunObserver):
         self._keep = keep
         self._topics = policy_names.topics(settings)
         self._root = policy_names.weights_root(settings)
-        self._member = f"branch/{identity.shown}@{uuid.uuid4().hex}"
+        self._member = f"branch/{identity.tag}@{uuid.uuid4().hex}"
         self._transactor: Transactor = bus.transactor(policy_names.transactional_id(settings))
         faults.point("branch.fenced")
         head = newest.head(bus, self._topics["weights"], self._topics["ledger"])
@@ -71,11 +71,11 @@ class Announcer(RunObserver):
     def tidy(self) -> None:
         """Remove directories that no announced version names, and versions beyond `keep`, which a process that died
         after it announced a version has left. Raises BranchError where the newest version is gone."""
-        committed = self._committed()
+        digests = self._committed()
         for number, path in versions(self._root):
-            if number <= self.head.version and number not in committed:
+            if number <= self.head.version and number not in digests:
                 continue  # its records cannot be read, so nobody can tell
-            if path.name != f"v{number}-{committed.get(number, '')[:12]}" and not remove(path):
+            if path.name != f"v{number}-{digests.get(number, '')[:12]}" and not remove(path):
                 raise BranchError(
                     f"{path} was never announced, and it is pinned or cannot be renamed: move it out of {self._root}, "
                     f"or remove the file {PIN} in it"
@@ -114,13 +114,13 @@ class Announcer(RunObserver):
         self._metrics.append(metrics)
         self._observer.on_step(step, metrics)
 
-    def on_version(self, written: Checkpoint) -> None:
+    def on_version(self, version: Checkpoint) -> None:
         faults.point("branch.saved")
         items = [item for step in self._steps for item in self._items_of(step)]
-        full = delta_files.full_size(written.path)
-        event = weight_event(self.head, written, self._choice, full, now_micros())
+        size = delta_files.full_size(version.path)
+        event = weight_event(self.head, version, self._choice, size, now_micros())
         entry = ledger_entry(
-            self.head, event, items, joined(self._metrics), self._member, self._identity, machine(), self._eta
+            self.head, event, items, version_metrics(self._metrics), self._member, self._identity, machine(), self._eta
         )
         self._transactor.begin()
         key = event["policy"].encode()
@@ -135,7 +135,7 @@ class Announcer(RunObserver):
         self.head = Head(event, entry)
         self._steps, self._metrics = [], []
         self._collect()
-        self._observer.on_version(written)
+        self._observer.on_version(version)
 
     def _collect(self) -> None:
         workers = full_name(self._settings.namespace, "workers")

@@ -11,7 +11,7 @@ from millrace.consumers.replay.branch.guard import WARN, Reach
 from millrace.consumers.replay.branch.items import BranchItems
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher, BranchObserver
-from millrace.consumers.replay.selection import Question, Selected, Selector, Wanted
+from millrace.consumers.replay.selection import Question, Rule, SelectionResult, Selector
 from millrace.consumers.replay.sql_selection import question
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -23,7 +23,7 @@ from millrace.trainers.weights.checkpoint import Checkpoint
 def branch(
     settings: Settings,
     options: BranchOptions,
-    wanted: Wanted = lambda _: True,
+    wanted: Rule = lambda _: True,
     places: Sequence[Place] | None = None,
     sql: str = "",
 ) -> None:
@@ -41,18 +41,18 @@ def branch(
     )
 
 
-def _asking(wanted: Wanted, places: Sequence[Place] | None) -> Question:
-    def ask(selector: Selector) -> Selected:
-        return selector.by_rule(wanted) if places is None else selector.by_places(places, wanted)
+def _asking(options: Rule, places: Sequence[Place] | None) -> Question:
+    def ask(selector: Selector) -> SelectionResult:
+        return selector.by_rule(options) if places is None else selector.by_places(places, options)
 
     return ask
 
 
-def reach_in_words(found: Reach) -> str:
+def reach_in_words(reach: Reach) -> str:
     """The figures of the guard on one line."""
     return (
-        f"reach: ESS/n of sequences {found.sequence_ess:.3f}, of tokens {found.token_ess:.3f}; "
-        f"KL {found.kl:.4g} a token; {found.outside:.1%} of ratios outside 0.5 to 2"
+        f"reach: ESS/n of sequences {reach.sequence_ess:.3f}, of tokens {reach.token_ess:.3f}; "
+        f"KL {reach.kl:.4g} a token; {reach.outside:.1%} of ratios outside 0.5 to 2"
     )
 
 
@@ -63,9 +63,9 @@ class BranchScreen(BranchObserver):
         self._console = console
         self._options = options
 
-    def on_selection(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
+    def on_selection(self, candidates: int, choice: BranchItems, left_out: Counter[str]) -> None:
         self._say(
-            f"{self._options.method}: {len(made.items)} items from {len(made.places)} of {candidates} trajectories"
+            f"{self._options.method}: {len(choice.items)} items from {len(choice.places)} of {candidates} trajectories"
         )
         for reason, count in left_out.most_common():
             self._say(f"  left out {count}: {reason}", "dim")
@@ -86,8 +86,8 @@ class BranchScreen(BranchObserver):
     def on_start(self, step: int, steps: int, items: int) -> None:
         self._say(f"batches {step + 1} to {steps}" if step < steps else "nothing is left to train")
 
-    def on_version(self, written: Checkpoint) -> None:
-        self._say(f"version {written.path.name}")
+    def on_version(self, checkpoint: Checkpoint) -> None:
+        self._say(f"version {checkpoint.path.name}")
 
     def warn(self, text: str) -> None:
         self._say(text, "yellow")

@@ -61,9 +61,9 @@ def effective(logs: Floats) -> float:
 
 def reach(differences: Sequence[Floats]) -> Reach:
     """Of samples by d_t, float64[T_i] each. Those without a token count nowhere."""
-    some = [found for found in differences if len(found)]
+    some = [gap for gap in differences if len(gap)]
     flat = np.concatenate([np.zeros(0), *some])
-    sums = np.array([found.sum() for found in some])
+    sums = np.array([gap.sum() for gap in some])
     with np.errstate(over="ignore", invalid="ignore"):
         gaps = np.expm1(flat) - flat
     inside = (flat >= math.log(LOW)) & (flat <= math.log(HIGH))
@@ -77,11 +77,11 @@ def reach(differences: Sequence[Floats]) -> Reach:
     )
 
 
-def refuse(found: Reach) -> None:
+def refuse(reach: Reach) -> None:
     """Raises BranchError where too little of the selection would carry the gradient."""
-    if found.word == "refused":
+    if reach.word == "refused":
         raise BranchError(
-            f"the selection is too far from the starting weights: {found.sequence_ess:.3f} of its sequences count, "
+            f"the selection is too far from the starting weights: {reach.sequence_ess:.3f} of its sequences count, "
             f"below {REFUSE} (ESS/n). Begin at a version nearer to it, select newer samples, learn by sft or dpo, "
             "or say --anyway"
         )

@@ -69,50 +69,50 @@ def singles(candidates: Sequence[BranchCandidate]) -> BranchItems:
 
 
 def best(candidates: Sequence[BranchCandidate]) -> BranchItems:
-    made = BranchItems([], Counter())
-    found = _groups(candidates, made.left_out)
-    rewards = [one.reward or 0.0 for members in found.values() for one in members]
-    for members in found.values():
+    items = BranchItems([], Counter())
+    member = _groups(candidates, items.left_out)
+    rewards = [one.reward or 0.0 for members in member.values() for one in members]
+    for members in member.values():
         if members[0].reward == min(rewards) < max(rewards):  # of failures alone, the best is no example
-            _count(made.left_out, LOWEST, len(members))
+            _count(items.left_out, LOWEST, len(members))
             continue
-        made.items.append(_item(members[:1]))
-        _count(made.left_out, WORSE, len(members) - 1)
-    return made
+        items.items.append(_item(members[:1]))
+        _count(items.left_out, WORSE, len(members) - 1)
+    return items
 
 
 def groups(candidates: Sequence[BranchCandidate]) -> BranchItems:
-    made = BranchItems([], Counter())
-    for members in _groups(candidates, made.left_out).values():
+    items = BranchItems([], Counter())
+    for members in _groups(candidates, items.left_out).values():
         if members[0].reward == members[-1].reward:
-            _count(made.left_out, UNEQUALLED, len(members))
+            _count(items.left_out, UNEQUALLED, len(members))
         else:
-            made.items.append(_item(members))
-    return made
+            items.items.append(_item(members))
+    return items
 
 
 def pairs(candidates: Sequence[BranchCandidate]) -> BranchItems:
-    made = BranchItems([], Counter())
-    for members in _groups(candidates, made.left_out).values():
-        left = members
-        while len(left) > 1 and left[0].reward != left[-1].reward:
-            made.items.append(_item([left[0], left[-1]]))
-            left = left[1:-1]
-        _count(made.left_out, UNEQUALLED if len(left) > 1 else UNPAIRED, len(left))
-    return made
+    items = BranchItems([], Counter())
+    for members in _groups(candidates, items.left_out).values():
+        rest = members
+        while len(rest) > 1 and rest[0].reward != rest[-1].reward:
+            items.items.append(_item([rest[0], rest[-1]]))
+            rest = rest[1:-1]
+        _count(items.left_out, UNEQUALLED if len(rest) > 1 else UNPAIRED, len(rest))
+    return items
 
 
 def _groups(
     candidates: Sequence[BranchCandidate], left_out: Counter[str]
 ) -> Mapping[tuple[str, str], list[BranchCandidate]]:
     """Members by tenant and group, best first; of equal ones the lower sample first."""
-    found: dict[tuple[str, str], list[BranchCandidate]] = {}
+    by_group: dict[tuple[str, str], list[BranchCandidate]] = {}
     for one in candidates:
         if one.reward is None or not math.isfinite(one.reward):
             _count(left_out, UNREWARDED, 1)
         else:
-            found.setdefault((one.tenant, one.group), []).append(one)
-    return {key: sorted(members, key=_rank) for key, members in found.items()}
+            by_group.setdefault((one.tenant, one.group), []).append(one)
+    return {key: sorted(members, key=_rank) for key, members in by_group.items()}
 
 
 def _rank(one: BranchCandidate) -> tuple[float, int, str, Place]:

@@ -1,4 +1,8 @@
-"""What a branch is: the options that must be equal for it to go on, and those that need not."""
+"""What a branch is: the algorithms that learn from history, the options that must be equal for a branch to go on, and
+those that need not.
+
+Samples of history come from other weights than those that train, so what follows the policy gradient weighs each token
+by its ratio to the policy that sampled it, truncated at 2 (TIS), unless the method has a rule of its own."""
 
 from __future__ import annotations
 
@@ -11,17 +15,51 @@ from pathlib import Path
 from typing import Any
 
 from millrace.consumers.learner.group.identity import Identity, code_hash, cpu_hash, libraries
-from millrace.consumers.replay.branch.methods import METHODS, Method
+from millrace.consumers.replay.branch.items import Shape, best, groups, pairs, singles
 from millrace.infra.config import Settings, masking
 from millrace.infra.errors import BranchError
 from millrace.infra.log.topics import NAME
 from millrace.infra.process import cuda
 from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.presets import TIS
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.layout import REFERENCE, TEACHER, TORCH
 from millrace.trainers.schedule import Decay
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.manifest import base_digest
+
+TRUNCATED: Mapping[str, Any] = {"decoupled": True, "rejection": TIS}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """algorithm: its name in the registry; shape: what an item is; ratios: whether it weighs by ratios to the policy
+    that sampled, so that the guard looks first; text: whether it learns from text without exact tokens too; knobs: what
+    it sets apart from the algorithm's own defaults."""
+
+    about: str
+    algorithm: str
+    shape: Shape
+    ratios: bool = False
+    text: bool = False
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+
+METHODS: Mapping[str, Method] = {
+    "sft": Method("imitates the best of each group, or all where none has a reward", "sft", best, text=True),
+    "awr": Method("imitates all of a group, the better ones more", "awr", groups),
+    "grpo": Method("compares rewards within groups", "grpo", groups, ratios=True, knobs=TRUNCATED),
+    "rloo": Method("compares each reward with the others of its group", "rloo", groups, ratios=True, knobs=TRUNCATED),
+    "decoupled": Method("GRPO, clipped around the recomputed policy", "decoupled", groups, ratios=True),
+    "tis": Method("truncated importance sampling", "tis", groups, ratios=True),
+    "icepop": Method("leaves out tokens whose ratio is far off", "icepop", groups, ratios=True),
+    "m2po": Method("leaves out the tokens that are furthest from the policy", "m2po", groups, ratios=True),
+    "dpo": Method("prefers the better one of each pair", "dpo", pairs),
+    "ipo": Method("the same with a bounded gap", "ipo", pairs),
+    "distill-forward": Method("covers what a teacher may say", "distill-forward", singles),
+    "distill-reverse": Method("seeks what a teacher would say", "distill-reverse", singles),
+}
+"""by the name that `--algorithm` takes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +119,9 @@ class BranchOptions:
 
     def models(self, parent: Path) -> dict[str, Path]:
         """Directories of the frozen models, by role; a reference is the version that the branch begins at."""
-        held = self.algorithm().holds
-        named = {REFERENCE: parent, TEACHER: self.teacher}
-        return {role: path for role, path in named.items() if path is not None and role in held}
+        roles = self.algorithm().holds
+        paths = {REFERENCE: parent, TEACHER: self.teacher}
+        return {role: path for role, path in paths.items() if path is not None and role in roles}
 
     def settings(self, source: Settings) -> Settings:
         """Those of the branch as a policy of its own."""
@@ -94,18 +132,18 @@ def about(options: BranchOptions, source: str, version: int, digest: str, models
     """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
     models: content by role."""
     loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "what_is_left", "device"}
-    same = [each.name for each in fields(options) if each.name not in loose]
-    found = {name: getattr(options, name) for name in same}
-    found["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
-    return {**found, "policy": source, "version": version, "digest": digest, "models": dict(models)}
+    names = [one.name for one in fields(options) if one.name not in loose]
+    values = {name: getattr(options, name) for name in names}
+    values["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
+    return {**values, "policy": source, "version": version, "digest": digest, "models": dict(models)}
 
 
-def identity(options: BranchOptions, settings: Settings, described: Mapping[str, Any]) -> Identity:
+def identity(options: BranchOptions, settings: Settings, description: Mapping[str, Any]) -> Identity:
     """What trains: configuration, code, libraries, models. settings: of the branch."""
-    models: dict[str, str] = dict(described["models"])
+    models: dict[str, str] = dict(description["models"])
     learner = {"algorithm": options.kind.algorithm, **{role: f"sha256:{digest}" for role, digest in models.items()}}
-    whole = {"branch": described, "learner": learner, "policy": settings.policy.name}
-    text = masking.in_text(json.dumps(whole, sort_keys=True))
+    content = {"branch": description, "learner": learner, "policy": settings.policy.name}
+    text = masking.in_text(json.dumps(content, sort_keys=True))
     used = libraries([TORCH], gpu=options.device != "cpu" and cuda.usable())
     return Identity(hashlib.sha256(text.encode()).hexdigest(), code_hash(), used, cpu_hash(), text, models)
 

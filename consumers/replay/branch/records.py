@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.consumers.learner.group.identity import Identity
-from millrace.consumers.learner.version.records import Machine
+from millrace.consumers.learner.version import records
+from millrace.consumers.learner.version.order import Batch
+from millrace.consumers.learner.version.records import Machine, WrittenVersion
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.infra.log.history.ledger import chained
 from millrace.infra.log.history.newest import Head
@@ -19,7 +21,7 @@ from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, Weigh
 from millrace.trainers.weights.checkpoint import Checkpoint
 
 NO_SEQ = -1
-SUMMED = (
+TOTALS = (
     "tokens_trainable",
     "tokens_computed",
     "tokens_pulling",
@@ -47,41 +49,22 @@ class BranchChoice:
     text_form: str | None = None
 
 
-def joined(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def version_metrics(batches: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a version from those of its batches."""
     names = sorted({name for batch in batches for name in batch if not name.startswith(ELSEWHERE)})
     out = {}
     for name in names:
         values = [batch[name] for batch in batches if name in batch]
         total = math.fsum(values)
-        out[name] = total if name in SUMMED or name.startswith("timings_") else total / len(values)
+        out[name] = total if name in TOTALS or name.startswith("timings_") else total / len(values)
     return out
 
 
-def weight_event(head: Head, written: Checkpoint, choice: BranchChoice, full: int, time: int) -> WeightVersion:
-    """The event that makes `written` the version after `head`. full: bytes of its weight files; time: micros."""
-    seq = head.seq_hi
+def weight_event(head: Head, checkpoint: Checkpoint, choice: BranchChoice, size: int, time: int) -> WeightVersion:
+    """The event that makes `checkpoint` the version after `head`. size: bytes of its weight files; time: micros."""
+    version = WrittenVersion(str(checkpoint.path), checkpoint.digest, checkpoint.files, size)
     return {
-        **head.weights,
-        "version": head.version + 1,
-        "parent": head.version,
-        "mode": "full",
-        "uri": str(written.path),
-        "digest": written.digest,
-        "files": dict(written.files),
-        "seq_lo": seq,
-        "seq_hi": seq,
-        "batch": None,
-        "eta": None,
-        "shards": None,
-        "group_size": None,
-        "time": time,
-        "delta": None,
-        "delta_hash": None,
-        "delta_bytes": None,
-        "full_bytes": full,
-        "broadcast": None,
-        "parent_policy": None,
+        **records.weight_event(head, Batch(head.seq_hi, (), 0), version, time),
         "selection": choice.text,
         "selection_digest": choice.digest,
         "selection_places": choice.places,

@@ -43,8 +43,8 @@ def chosen(history: History, text: str) -> ChosenRewards:
     live = text.startswith(LIVE)
     source, slash, rubric = text.removeprefix(LIVE).partition("/")
     prefix = LIVE if live else ""
-    found: dict[str, dict[tuple[str, str], float]] = {}
-    known = set[tuple[str, str, str]]()
+    newest: dict[str, dict[tuple[str, str], float]] = {}
+    former = set[tuple[str, str, str]]()
     for row in history.rows(
         EVENTS,
         own=True,
@@ -57,25 +57,25 @@ def chosen(history: History, text: str) -> ChosenRewards:
         except SchemaError:
             continue  # a dead letter of seal's says so
         name = row["trajectory"], row["attempt"], reward["reward_id"]
-        if reward["source"] != source or (reward["replay"] is None) is not live or (live and name in known):
+        if reward["source"] != source or (reward["replay"] is None) is not live or (live and name in former):
             continue
-        known.add(name)
+        former.add(name)
         if reward["target_kind"] == "trajectory" and (value := _value(reward)) is not None:
-            found.setdefault(reward["rubric_version"], {})[row["trajectory"], row["attempt"]] = value
-    wanted = sorted(name for name in found if name == rubric or not slash)
-    if len(wanted) > 1:
+            newest.setdefault(reward["rubric_version"], {})[row["trajectory"], row["attempt"]] = value
+    rubrics = sorted(name for name in newest if name == rubric or not slash)
+    if len(rubrics) > 1:
         raise BranchError(
-            f"{source} judged by the rubrics {', '.join(wanted)}: choose one, such as {prefix}{source}/{wanted[-1]}"
+            f"{source} judged by the rubrics {', '.join(rubrics)}: choose one, such as {prefix}{source}/{rubrics[-1]}"
         )
-    if not wanted:
-        other = f"; {source} judged by {', '.join(sorted(found))}" if found else ""
+    if not rubrics:
+        other = f"; {source} judged by {', '.join(sorted(newest))}" if newest else ""
         if live:
             raise BranchError(f"no live reward of {text.removeprefix(LIVE)} can be learned from{other}")
         raise BranchError(
             f"no replay gave rewards of {text}{other}: `millrace replay reward` judges history again, and "
             f"{LIVE}{source} takes the newest that came live"
         )
-    return ChosenRewards(prefix + source, wanted[0], found[wanted[0]])
+    return ChosenRewards(prefix + source, rubrics[0], newest[rubrics[0]])
 
 
 def _value(reward: Reward) -> float | None:

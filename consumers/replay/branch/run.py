@@ -27,9 +27,9 @@ from millrace.consumers.replay.branch.announce import Announcer
 from millrace.consumers.replay.branch.items import BranchItem, BranchItems, singles
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.records import BranchChoice
+from millrace.consumers.replay.prove.version_history import directory_of
 from millrace.consumers.replay.selection import ModelLimits, Question, Selector
 from millrace.consumers.replay.text import Texts, Writer
-from millrace.consumers.replay.version_history import directory_of
 from millrace.dialects.rendering.choose import choose
 from millrace.infra import faults
 from millrace.infra.config import Settings
@@ -112,13 +112,13 @@ class Brancher:
         FencedError when another process goes on with the same."""
         if options.name == self._settings.policy.name:
             raise BranchError(f"a branch of {options.name} needs a name of its own")
-        own = options.settings(self._settings)
-        with ExitStack() as held:
-            head = self._head(own)
+        target = options.settings(self._settings)
+        with ExitStack() as lock:
+            head = self._head(target)
             if head is None:
-                held.enter_context(selection_file.beginning(policy_names.weights_root(own)))
-                head = self._head(own)  # whoever held it meanwhile may have begun it
-            return self._make(options, question, observer or BranchObserver(), trackers, own, head, held.close)
+                lock.enter_context(selection_file.beginning(policy_names.weights_root(target)))
+                head = self._head(target)  # whoever held it meanwhile may have begun it
+            return self._make(options, question, observer or BranchObserver(), trackers, target, head, lock.close)
 
     def _make(
         self,
@@ -336,7 +336,7 @@ class Brancher:
         ]
         reader = PlaceReader(self._bus, self._claims)
         share = fetch(reader, parts, vocabulary=limits.vocabulary, longest=limits.longest)
-        if share.lost:
+        if share.losses:
             raise BranchError(f"{share.details[0]}; the branch cannot go on without it: make another branch")
         found = [*share.samples, *_texts(selector, owners)]
         out = []

@@ -62,7 +62,7 @@ def write(
 ) -> str:
     """Keep the items; gives the digest of their places. as_of: when they were selected, in local time; source, rubric:
     of the rewards, where a replay gave them."""
-    stored = [
+    content = [
         _Stored(
             item.group,
             [(p.topic, p.partition, p.offset) for p in item.places],
@@ -75,7 +75,7 @@ def write(
     ]
     found = digest([place for item in items for place in item.places])
     root.mkdir(parents=True, exist_ok=True)
-    durable.write(root / FILE, msgspec.json.encode(_File(found, stored, source, rubric, as_of)))
+    durable.write(root / FILE, msgspec.json.encode(_File(found, content, source, rubric, as_of)))
     return found
 
 
@@ -88,9 +88,9 @@ def beginning(root: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            who = file.read() or "another process"
+            policy = file.read() or "another process"
             raise BranchError(
-                f"{who} begins this branch already: let it, or end it and give the same command again"
+                f"{policy} begins this branch already: let it, or end it and give the same command again"
             ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -103,7 +103,7 @@ def beginning(root: Path) -> Iterator[None]:
 def read(root: Path) -> KeptItems:
     """What was kept. Raises BranchError where it is gone or altered."""
     try:
-        stored = msgspec.json.decode((root / FILE).read_bytes(), type=_File)
+        content = msgspec.json.decode((root / FILE).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError) as error:
         raise BranchError(
             f"{root / FILE} cannot be read ({error}), and it says what the branch learns from: restore it, "
@@ -118,8 +118,8 @@ def read(root: Path) -> KeptItems:
             one.texts,
             tuple(one.written),
         )
-        for one in stored.items
+        for one in content.items
     ]
-    if digest([place for item in items for place in item.places]) != stored.digest:
+    if digest([place for item in items for place in item.places]) != content.digest:
         raise BranchError(f"{root / FILE} was changed: restore it, or make another branch")
-    return KeptItems(items, stored.digest, stored.source, stored.rubric, stored.as_of)
+    return KeptItems(items, content.digest, content.source, content.rubric, content.as_of)

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.consumers.audit.command import progress, spot
-from millrace.consumers.audit.stages import production
-from millrace.consumers.replay.rebuild.law import DERIVED, Difference, TopicTally
+from millrace.consumers.audit.folds import production
+from millrace.consumers.replay.rebuild.law import WRITERS, Difference, TopicTally
 from millrace.consumers.replay.rebuild.run import RebuildReport, RebuildRequest, rebuild
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
@@ -32,17 +32,17 @@ def run(settings: Settings, topics: Sequence[str], out: Path | None = None, *, a
 
     Raises ConfigError for a topic that no stage writes, ReplayError for one whose sources are nowhere."""
     kinds = kinds_of(topics, settings.namespace, settings.policy.name)
-    asked = RebuildRequest(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
-    with ExitStack() as held:
-        bus = held.enter_context(history(settings))
-        watch = held.enter_context(progress(Terminal(stderr=True)))
+    request = RebuildRequest(kinds, bool(topics), settings.topics.slots, settings.topics.shards, out)
+    with ExitStack() as stack:
+        bus = stack.enter_context(history(settings))
+        watch = stack.enter_context(progress(Terminal(stderr=True)))
         store = claims(settings)
         report = rebuild(
             bus,
             settings.namespace,
             settings.policy.name,
-            production(settings, held),
-            asked,
+            production(settings, stack),
+            request,
             release=settings.policy.release,
             resolve=store.resolve,
             claims=store,
@@ -58,14 +58,14 @@ def run(settings: Settings, topics: Sequence[str], out: Path | None = None, *, a
 
 def kinds_of(topics: Sequence[str], namespace: str, policy: str) -> tuple[str, ...]:
     """Kinds of the topics that are asked for, by any of their names; all without one. Raises ConfigError."""
-    names = {name: kind for kind in DERIVED for name in (kind, f"{policy}.{kind}")}
+    names = {name: kind for kind in WRITERS for name in (kind, f"{policy}.{kind}")}
     names |= {full_name(namespace, name): kind for name, kind in names.items()}
     unknown = [topic for topic in topics if topic not in names]
     if unknown:
         raise ConfigError(
-            f"{', '.join(unknown)}: no stage of policy {policy} writes that. Name some of {', '.join(DERIVED)}"
+            f"{', '.join(unknown)}: no stage of policy {policy} writes that. Name some of {', '.join(WRITERS)}"
         )
-    return tuple(dict.fromkeys(names[topic] for topic in topics)) or tuple(DERIVED)
+    return tuple(dict.fromkeys(names[topic] for topic in topics)) or tuple(WRITERS)
 
 
 def as_values(report: RebuildReport) -> dict[str, Any]:

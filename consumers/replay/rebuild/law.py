@@ -23,7 +23,7 @@ from millrace.infra.stages.base import Emit, Later, Stage
 from millrace.infra.stages.outbox import refs_in
 from millrace.infra.stages.replay import Refolded
 
-DERIVED: Mapping[str, tuple[str, ...]] = {
+WRITERS: Mapping[str, tuple[str, ...]] = {
     "events": ("refine",),
     "trajectories": ("seal",),
     "evaluations": ("seal",),
@@ -33,7 +33,7 @@ DERIVED: Mapping[str, tuple[str, ...]] = {
     "dead-letters": ("refine", "seal", "dispatch"),
 }
 """kinds of topic that stages alone write, and the roles that write them"""
-KEPT = 1000
+LIST_LIMIT = 1000
 """differences of one topic that are kept; all are counted"""
 
 
@@ -68,11 +68,11 @@ class TopicTally:
     differences: list[Difference] = field(default_factory=list)
 
     def differs(self, what: str, place: Place | None, turn: str) -> None:
-        if len(self.differences) < KEPT:
+        if len(self.differences) < LIST_LIMIT:
             self.differences.append(Difference(what, place, turn))
 
 
-class Rebuilt(Folds):
+class RebuildLaw(Folds):
     """Folds what the given makers make; `count`: partitions of a kind of topic; `spool` takes what the topics hold
     then."""
 
@@ -92,7 +92,7 @@ class Rebuilt(Folds):
         self._again = Refold(facts, walk, count.__getitem__)
         self._spool = spool
         self.tallies = {kind: TopicTally() for kind in kinds}
-        self._writers = {kind: {self._names[role].encode() for role in DERIVED[kind]} for kind in kinds}
+        self._writers = {kind: {self._names[role].encode() for role in WRITERS[kind]} for kind in kinds}
         self._folded: dict[str, int] = {}
         """the last turn that was folded, by slot (`stage/slot`)"""
         self._whole: set[str] = set()
@@ -144,7 +144,7 @@ class Rebuilt(Folds):
                 assert output is not None
                 self._additional(where, output.offset, "a record is not among what its turn gives", turn)
                 continue
-            wanted = self._again.expected(emit, scope, places, turn.encode())
+            wanted = self._again.record_of(emit, scope, places, turn.encode())
             own = places.get((scope, emit.ref)) if emit.ref else None
             known = own if own and own.offset >= 0 else None
             if output is None:
@@ -214,7 +214,7 @@ class Rebuilt(Folds):
             if emit is None or output is None or not any((scope, ref) in lost for ref in refs_in(emit.record)):
                 continue
             record = self._bus.fetch([self._again.place(where, output.offset)])[0]
-            named = self._again.decoded(record) if record else None
+            named = self._again.decode(record) if record else None
             if named is None or named[0] != emit.name:
                 continue
             for ref, place in _named(emit, named[1]).items():
@@ -231,7 +231,7 @@ class Rebuilt(Folds):
 
     def finish(self) -> None:
         super().finish()
-        for slot, where, turn, offset in self._again.written.left():
+        for slot, where, turn, offset in self._again.written.leftovers():
             tally, name = self.tallies.get(where[0]), slot.decode()
             if tally is None:
                 continue
@@ -250,7 +250,7 @@ class Rebuilt(Folds):
             return False
         stage, _, slot = name.rpartition("/")
         kind = turns_of(self.facts.kind(stage))
-        return turn <= self._folded.get(name, -1) or not self.facts.moved(kind, int(slot))
+        return turn <= self._folded.get(name, -1) or not self.facts.has_moved(kind, int(slot))
 
 
 def _named(emit: Emit, actual: Mapping[str, Any]) -> dict[str, Place]:

@@ -38,9 +38,9 @@ def placed(slots: Sequence[UnplacedRecord], read: Sequence[TurnSpan] = ()) -> li
     of the partition on."""
     order = _ordered(slots)
     known = [slots[n].offset for n in order]
-    made = _filled([slots[n] for n in order], _believed(known, read))
+    out = _filled([slots[n] for n in order], _believed(known, read))
     offsets = [0] * len(slots)
-    for n, offset in zip(order, made, strict=True):
+    for n, offset in zip(order, out, strict=True):
         offsets[n] = offset
     return offsets
 
@@ -73,18 +73,18 @@ def _ordered(slots: Sequence[UnplacedRecord]) -> list[int]:
 
 def _believed(known: Sequence[int | None], read: Sequence[TurnSpan]) -> Sequence[int | None]:
     """The known offsets with those that readers tell, if they fit together."""
-    found, at = list(known), 0
+    out, at = list(known), 0
     for span in read:
-        if at + span.records > len(found) or not span.records:
+        if at + span.records > len(out) or not span.records:
             break
         for n, offset in ((at, span.first), (at + span.records - 1, span.last)):
-            if found[n] not in (None, offset):
+            if out[n] not in (None, offset):
                 return known
-            found[n] = offset
+            out[n] = offset
         at += span.records
-    told = [(n, offset) for n, offset in enumerate(found) if offset is not None]
+    told = [(n, offset) for n, offset in enumerate(out) if offset is not None]
     fits = all(b - a >= there - here for (here, a), (there, b) in pairwise(told))
-    return found if fits and (not told or told[0][1] >= told[0][0]) else known
+    return out if fits and (not told or told[0][1] >= told[0][0]) else known
 
 
 def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> list[int]:
@@ -93,7 +93,7 @@ def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> lis
     for n in reversed(range(len(slots))):
         here = known[n]
         limits[n] = limit = limit - 1 if here is None else here
-    made, homeless, last = [-1] * len(slots), list[int](), -1
+    out, homeless, last = [-1] * len(slots), list[int](), -1
     for n, slot in enumerate(slots):
         here = known[n]
         if here is None:
@@ -102,12 +102,12 @@ def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> lis
             if here > limits[n]:
                 homeless.append(n)
                 continue
-        made[n] = last = here
-    taken = set(made)
+        out[n] = last = here
+    taken = set(out)
     for n in homeless:  # no hole where it belongs
         here = limits[n] + 1
         while here in taken:
             here += 1
-        made[n] = here
+        out[n] = here
         taken.add(here)
-    return made
+    return out

@@ -17,7 +17,7 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Makers
 from millrace.consumers.audit.turn_outputs import Where
 from millrace.consumers.audit.walk import Walk, Watch
-from millrace.consumers.replay.rebuild.law import DERIVED, Rebuilt, TopicTally
+from millrace.consumers.replay.rebuild.law import WRITERS, RebuildLaw, TopicTally
 from millrace.consumers.replay.rebuild.placing import TurnSpan
 from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartition
 from millrace.infra.errors import ReplayError, TopicError
@@ -39,7 +39,7 @@ class RebuildRequest:
     """What to make again. kinds: of topics; named: they were asked for by name, so one that is refused is an error;
     slots, shards: of topics that are gone, where nothing else tells; out: where to write them."""
 
-    kinds: Sequence[str] = tuple(DERIVED)
+    kinds: Sequence[str] = tuple(WRITERS)
     named: bool = False
     slots: int = 1
     shards: int = 1
@@ -71,7 +71,7 @@ def rebuild(
     namespace: str,
     policy: str,
     makers: Makers,
-    asked: RebuildRequest,
+    request: RebuildRequest,
     *,
     release: str = "reserve",
     resolve: Resolve = as_stored,
@@ -81,27 +81,27 @@ def rebuild(
     """Fold what the stages read again, and compare it with what they wrote. Raises AuditError for a policy that is not
     there, ReplayError where a topic that was named cannot be made again, BusError when the log cannot be read."""
     walk = Walk(bus, namespace, policy, resolve, watch)
-    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.moved)
-    roles = [role for role in stages_of(policy) if any(role in DERIVED[kind] for kind in asked.kinds)]
-    lost, spans = _looked(walk, policy)
-    lost = {role: why for role, why in lost.items() if role in roles}
-    kinds = [kind for kind in asked.kinds if any(role not in lost for role in DERIVED[kind])]
-    refused = {kind: "; ".join(lost[role] for role in DERIVED[kind]) for kind in asked.kinds if kind not in kinds}
-    if asked.named and refused:
+    facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved)
+    roles = [role for role in stages_of(policy) if any(role in WRITERS[kind] for kind in request.kinds)]
+    losses, spans = _looked(walk, policy)
+    losses = {role: why for role, why in losses.items() if role in roles}
+    kinds = [kind for kind in request.kinds if any(role not in losses for role in WRITERS[kind])]
+    refused = {kind: "; ".join(losses[role] for role in WRITERS[kind]) for kind in request.kinds if kind not in kinds}
+    if request.named and refused:
         raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refused.items()))
-    count = _partitions(walk, asked)
-    with ExitStack() as held:
-        file = held.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if asked.out else None
+    count = _partitions(walk, request)
+    with ExitStack() as stack:
+        file = stack.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if request.out else None
         spool = RebuildSpool(walk.full, file) if file else None
-        able = {role: make for role, make in makers.items() if role in roles and role not in lost}
-        law = Rebuilt(facts, walk, able, kinds, count, spool)
+        able = {role: make for role, make in makers.items() if role in roles and role not in losses}
+        law = RebuildLaw(facts, walk, able, kinds, count, spool)
         walk.run(facts, [law])
         found = law.finding
-        notes = [*(f"{role} is not folded again: {why}" for role, why in lost.items()), *found.notes]
+        notes = [*(f"{role} is not folded again: {why}" for role, why in losses.items()), *found.notes]
         faults = [f"{one.message}{_of(one.ids)}" for one in found.violations]
         report = RebuildReport(walk.full, law.tallies, refused, notes, faults, int(found.facts["turns"]))
-        if spool and asked.out:
-            report.written = spool.write(asked.out, kinds, count, spans, claims or ClaimStore(""))
+        if spool and request.out:
+            report.written = spool.write(request.out, kinds, count, spans, claims or ClaimStore(""))
     return report
 
 
@@ -111,7 +111,7 @@ def _of(ids: Mapping[str, str | int]) -> str:
 
 def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[TurnSpan]]]:
     """Roles of which nothing can be folded, with why; and what turns took of each partition, in order."""
-    lost: dict[str, str] = {}
+    losses: dict[str, str] = {}
     spans: defaultdict[Where, list[TurnSpan]] = defaultdict(list)
     kinds = {full: kind for kind, full in walk.full.items()}
     for role, name in stages_of(policy).items():
@@ -135,8 +135,8 @@ def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[T
                 found += _gone(walk.bus, topic, partition, some)
                 spans[kinds.get(topic, topic), partition] = some
         if found:
-            lost[role] = "; ".join(sorted(set(found)))
-    return lost, spans
+            losses[role] = "; ".join(sorted(set(found)))
+    return losses, spans
 
 
 def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[TurnSpan]) -> list[str]:
@@ -153,9 +153,9 @@ def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[TurnSpan]) -> li
     return []
 
 
-def _partitions(walk: Walk, asked: RebuildRequest) -> dict[str, int]:
+def _partitions(walk: Walk, names: RebuildRequest) -> dict[str, int]:
     """How many partitions each kind has; of one that is gone, as many as others of its size, or as the policy says."""
-    begun = next(iter(walk.history.rows(WEIGHTS, unreadable=left_out)), None)
-    shards = (begun["shards"] if begun else None) or asked.shards
-    sizes = {"slots": len(walk.starts[turns_of("seal")]) or asked.slots, "shards": shards, "one": 1}
-    return {kind: len(walk.starts.get(kind, {})) or sizes[ROWS[kind]] for kind in DERIVED}
+    first = next(iter(walk.history.rows(WEIGHTS, unreadable=left_out)), None)
+    shards = (first["shards"] if first else None) or names.shards
+    sizes = {"slots": len(walk.starts[turns_of("seal")]) or names.slots, "shards": shards, "one": 1}
+    return {kind: len(walk.starts.get(kind, {})) or sizes[ROWS[kind]] for kind in WRITERS}

@@ -43,9 +43,8 @@ from millrace.infra.engines.inprocess.wire import (
 )
 from millrace.infra.engines.key_check import KEY, Keyed
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
-from millrace.infra.process.ending import end
+from millrace.infra.process.ending import end, stop_asked
 from millrace.infra.process.net import is_local
-from millrace.infra.process.stopping import stop_asked
 
 VERSION = "inprocess-1"
 

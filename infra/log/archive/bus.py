@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Unpack
 
 from millrace.infra.errors import TopicError
 from millrace.infra.log.archive.archive import Archive
@@ -17,8 +18,7 @@ from millrace.infra.log.base import (
     Bus,
     GroupView,
     Member,
-    OnAssign,
-    OnRevoke,
+    MemberTerms,
     Place,
     Publisher,
     Record,
@@ -161,28 +161,8 @@ class ArchivedBus(Bus):
     def transactor(self, transactional_id: str) -> Transactor:
         return self._bus.transactor(transactional_id)
 
-    def member(
-        self,
-        group: str,
-        topic: str,
-        *,
-        client_id: str = "",
-        on_assign: OnAssign | None = None,
-        on_revoke: OnRevoke | None = None,
-        assignor: str = "cooperative-sticky",
-        session_timeout_s: float | None = None,
-        max_poll_interval_s: float = 300.0,
-    ) -> Member:
-        return self._bus.member(
-            group,
-            topic,
-            client_id=client_id,
-            on_assign=on_assign,
-            on_revoke=on_revoke,
-            assignor=assignor,
-            session_timeout_s=session_timeout_s,
-            max_poll_interval_s=max_poll_interval_s,
-        )
+    def member(self, group: str, topic: str, **terms: Unpack[MemberTerms]) -> Member:
+        return self._bus.member(group, topic, **terms)
 
     def group(self, group: str) -> GroupView:
         return self._bus.group(group)

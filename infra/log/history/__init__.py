@@ -5,10 +5,9 @@ rows      one decoded record with its place
 reader    rows of a topic or of a stretch of it, a record at a time
 follow    rows of what is written from now on
 extent    ends of one moment, so that nothing that is pointed at lies beyond them
-nowhere   ranges that neither a topic nor the archive has, in words
+gaps      ranges that neither a topic nor the archive has, in words
 places    trajectories by their places
 ledger    the chain of hashes of what trained each version
-dialogue  the chat messages of a model call
+requests  what a model call was asked, put together
 newest    the newest version
-timeline  the value of a setting by the position from which it holds
 """

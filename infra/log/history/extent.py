@@ -70,7 +70,7 @@ class Extent:
         for kind in ORDER:
             self._describe(kind)
 
-    def moved(self, kind: str, partition: int) -> bool:
+    def has_moved(self, kind: str, partition: int) -> bool:
         """Whether anything, decided or not, was written to a partition since its end was taken."""
         return self._history.written(kind).get(partition) != self.ends[kind].get(partition)
 

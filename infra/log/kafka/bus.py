@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import confluent_kafka.admin
 from confluent_kafka import (
@@ -29,8 +29,7 @@ from millrace.infra.log.base import (
     GroupMember,
     GroupView,
     Member,
-    OnAssign,
-    OnRevoke,
+    MemberTerms,
     Place,
     Publisher,
     Record,
@@ -384,24 +383,11 @@ class KafkaBus(Bus):
         self._enter()
         return KafkaTail(self._base, self._watcher, positions)
 
-    def member(
-        self,
-        group: str,
-        topic: str,
-        *,
-        client_id: str = "",
-        on_assign: OnAssign | None = None,
-        on_revoke: OnRevoke | None = None,
-        assignor: str = "cooperative-sticky",
-        session_timeout_s: float | None = None,
-        max_poll_interval_s: float = 300.0,
-    ) -> Member:
+    def member(self, group: str, topic: str, **terms: Unpack[MemberTerms]) -> Member:
         self.partitions(topic)
-        base = {**self._base, "client.id": client_id} if client_id else self._base
-        session = session_timeout_s or self._session_timeout_s
-        return KafkaMember(
-            base, self._watcher, group, topic, on_assign, on_revoke, assignor, session, max_poll_interval_s
-        )
+        base = {**self._base, "client.id": terms["client_id"]} if terms.get("client_id") else self._base
+        session = terms.get("session_timeout_s") or self._session_timeout_s
+        return KafkaMember(base, self._watcher, group, topic, session, terms)
 
     # -- writing
 

@@ -14,7 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from millrace.infra.errors import BusError, RefusedError, UnreachableError
-from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
+from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberTerms, MemberToken, Record, Tail
 from millrace.infra.log.kafka.common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
 from millrace.infra.log.kafka.entry import made
 from millrace.infra.log.kafka.liveness import REPORT_MS, ClientWatcher, Pulse
@@ -56,14 +56,13 @@ class KafkaMember(Member):
         watcher: ClientWatcher,
         group: str,
         topic: str,
-        on_assign: OnAssign | None,
-        on_revoke: OnRevoke | None,
-        assignor: str,
         session_timeout_s: float,
-        max_poll_interval_s: float,
+        terms: MemberTerms,
     ) -> None:
         self._group, self._topic = group, topic
-        self._on_assign, self._on_revoke = on_assign, on_revoke
+        self._on_assign, self._on_revoke = terms.get("on_assign"), terms.get("on_revoke")
+        assignor = terms.get("assignor", "cooperative-sticky")
+        longest_s = max(terms.get("max_poll_interval_s", 300.0), session_timeout_s)
         self._owned: set[int] = set()
         self._paused: set[int] = set()
         self._sought: dict[int, int] = {}  # where a paused partition goes on once it is resumed
@@ -75,7 +74,7 @@ class KafkaMember(Member):
             "partition.assignment.strategy": assignor,
             "session.timeout.ms": int(session_timeout_s * 1000),
             "heartbeat.interval.ms": max(100, int(session_timeout_s * 1000 / 20)),  # how soon a rebalance is heard of
-            "max.poll.interval.ms": int(max(max_poll_interval_s, session_timeout_s) * 1000),
+            "max.poll.interval.ms": int(longest_s * 1000),
             **base,
             "group.id": group,
         }

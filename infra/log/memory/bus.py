@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Unpack
 
 from millrace.infra import faults
 from millrace.infra.log.base import (
@@ -19,8 +20,7 @@ from millrace.infra.log.base import (
     GroupMember,
     GroupView,
     Member,
-    OnAssign,
-    OnRevoke,
+    MemberTerms,
     Place,
     Publisher,
     Record,
@@ -125,22 +125,12 @@ class MemoryBus(MemoryState, Bus):
 
     # -- groups
 
-    def member(
-        self,
-        group: str,
-        topic: str,
-        *,
-        client_id: str = "",
-        on_assign: OnAssign | None = None,
-        on_revoke: OnRevoke | None = None,
-        assignor: str = "cooperative-sticky",
-        session_timeout_s: float | None = None,
-        max_poll_interval_s: float = 300.0,
-    ) -> Member:
+    def member(self, group: str, topic: str, **terms: Unpack[MemberTerms]) -> Member:
         with self.lock:
             self.of(topic)
             self.groups.setdefault(group, MemoryGroup(topic))
-            return MemoryMember(self, group, topic, client_id, on_assign, on_revoke)
+            callbacks = terms.get("on_assign"), terms.get("on_revoke")
+            return MemoryMember(self, group, topic, terms.get("client_id", ""), *callbacks)
 
     def group(self, group: str) -> GroupView:
         with self.lock:

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from millrace.formats.episodes.rows import BadRow, json_text, text_of
-from millrace.formats.spans.conversation import judged
-from millrace.formats.spans.genai import EVALUATION, RESPONSE, matters, named
+from millrace.formats.spans.conversation import claimed_reward
+from millrace.formats.spans.genai import EVALUATION, RESPONSE, conversation_name, matters
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp.conversation_events import (
     CAPTURED,
@@ -228,7 +228,7 @@ class Assembler:
                 return
         if not matters(span):
             self.passed["other span"] += held is None
-        if name := named(span):
+        if name := conversation_name(span):
             one.names.add(name)
         one.spans[id] = span
         one.newest = self._now
@@ -262,7 +262,7 @@ class Assembler:
         return self._reward(tenant, target, said, digest)
 
     def _reward(self, tenant: str, target: EvaluationTarget, said: SpanEvent, digest: str) -> list[Emitted]:
-        found = judged(said, None)
+        found = claimed_reward(said, None)
         if found is None or target.kin.id not in self._steps:
             self.passed["evaluation without a score" if found is None else "evaluation of an unknown reply"] += 1
             return []
@@ -300,7 +300,7 @@ def _identity(span: Span) -> str:
 def _rank(span: Span) -> tuple[int, str]:
     """Of two spans with one id the one that ended later, or says more, is taken, whichever came first."""
     said = [[one.name, one.at, one.attributes] for one in span.events]
-    text = json_text([span.name, span.parent, span.start, span.failed, span.attributes, said])
+    text = json_text([span.name, span.parent, span.start, span.has_failed, span.attributes, said])
     return span.end or 0, f"{len(text):012d}{text}"
 
 

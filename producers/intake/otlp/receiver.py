@@ -175,7 +175,7 @@ class OtlpReceiver:
         log, identity = self.events, self.events.identity
         sealer = Sealer(self.assembler.policy, one.tenant, one.kin, "train", one.trace, step, link)
         try:
-            event = sealer.sealed(one.draft, one.id, identity.source, identity.epoch, log.end)
+            event = sealer.seal(one.draft, one.id, identity.source, identity.epoch, log.end)
         except BadRow as error:  # each span was made into events before it was taken
             logger.error("an event of trajectory %s cannot be written: %s", one.kin.id, error)
             return

@@ -19,7 +19,7 @@ from millrace.formats.episodes.rows import BadRow
 from millrace.formats.episodes.sealer import Kin, Sealer
 from millrace.formats.spans import otlp_json as in_json
 from millrace.formats.spans.conventions import normal
-from millrace.formats.spans.conversation import SpanConversation, judged
+from millrace.formats.spans.conversation import SpanConversation, claimed_reward
 from millrace.formats.spans.genai import CONVERSATION, EVALUATION, matters, talk
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp import protobuf
@@ -163,7 +163,7 @@ def _check(span: Span) -> None:
     """Raises BadRow unless it can be made into events, alone and beside others."""
     for said in span.events:
         if said.name == EVALUATION:
-            found = judged(said, None)
+            found = claimed_reward(said, None)
             if found is not None and CONTROL.search(found.source):
                 raise BadRow("bad_source", f"gen_ai.evaluation.name has a control character: {found.source!r}")
         else:
@@ -181,7 +181,7 @@ def _check(span: Span) -> None:
         kin = Kin(_TRACE, _TRACE, _TRACE, _TRACE)
         sealer = Sealer("p", "t", kin, "train", episode.trace)
         for number, draft in enumerate(Bodies(OTLP, _TRACE, episode).drafts()):
-            sealer.sealed(draft, _TRACE, "s", 0, number)
+            sealer.seal(draft, _TRACE, "s", 0, number)
         return
 
 

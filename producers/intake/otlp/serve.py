@@ -25,7 +25,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.process.stopping import stop_asked
+from millrace.infra.process.ending import stop_asked
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from millrace.consumers.audit import LAWS, audit
 from millrace.consumers.audit.command import WIDE, render
-from millrace.consumers.audit.rules import RulesBySlot
+from millrace.consumers.audit.laws.events import RulesBySlot
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, Place, TopicSpec
 from millrace.infra.log.history import extent

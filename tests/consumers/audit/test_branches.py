@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from millrace.consumers.audit.facts import Facts
-from millrace.consumers.audit.rows import Row
-from millrace.consumers.audit.versions import Tiles, Versions
-from millrace.consumers.audit.weights import Weights
+from millrace.consumers.audit.laws.versions import Tiles, Versions
+from millrace.consumers.audit.laws.weights import Weights
 from millrace.infra.log.base import Record
+from millrace.infra.log.history.rows import Row
 from tests.support.corruptions import branches
 
 SELECTED = {"selection": "SELECT 1", "selection_digest": "a" * 64, "selection_places": 9}

@@ -16,8 +16,8 @@ from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.version.collect import collect
 from millrace.consumers.policy_names import topics as policy_topics
 from millrace.consumers.policy_names import weights_root
-from millrace.consumers.reloader.adapter import base_of
 from millrace.consumers.reloader.directory import check
+from millrace.consumers.reloader.shell import base_of
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.schemas import codec

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.learner.step.reading import EMPTY, REASONS, read
+from millrace.consumers.learner.step.reading import NO_PLACES, REASONS, read
 from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.collect import choose
 from millrace.consumers.learner.version.log import PolicyLog
@@ -87,7 +87,7 @@ def test_a_weight_event_that_the_ledger_does_not_name_takes_no_directory_away() 
     assert committed == digests
     assert log.deltas(committed) == set()
     names = [f"v{version}-{digest[:12]}" for version, digest in digests.items()]
-    assert choose(names, committed, keep=2, serving=set(), pinned=set()) == [names[1]]
+    assert choose(names, committed, keep=2, serving=set(), pins=set()) == [names[1]]
 
 
 def test_a_ready_group_that_cannot_be_read_keeps_its_seq_and_is_lost() -> None:
@@ -100,7 +100,7 @@ def test_a_ready_group_that_cannot_be_read_keeps_its_seq_and_is_lost() -> None:
     assert batch is not None
     assert [group["trajectories"] for group in batch.groups] == [[], []]
     share = read(reader(bus), [PlacedGroup(seq, "g", []) for seq in (0, 1)], vocabulary=10, longest=10)
-    assert [REASONS[code] for code in share.lost.values()] == [EMPTY, EMPTY]
+    assert [REASONS[code] for code in share.losses.values()] == [NO_PLACES, NO_PLACES]
 
 
 def test_a_seq_that_no_header_holds_is_passed_over() -> None:

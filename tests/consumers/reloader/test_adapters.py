@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.reloader.adapter import base_of, outdated
+from millrace.consumers.reloader.shell import base_of, outdated
 from millrace.infra.engines.base import LabelSpan, Sampling
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.vllm.control import VllmControl

@@ -12,9 +12,9 @@ import pytest
 
 from millrace.consumers import clearance
 from millrace.consumers.replay import rejudge
-from millrace.consumers.replay.command import ReplayOptions, proving
+from millrace.consumers.replay.prove.command import ReplayOptions, proving
 from millrace.consumers.replay.reward import Replay
-from millrace.consumers.replay.reward import sealed as every
+from millrace.consumers.replay.reward import sealed_rewards as every
 from millrace.consumers.replay.selection import ModelLimits, Selector
 from millrace.formats.exports.select import Selection
 from millrace.infra.config import load
@@ -105,9 +105,9 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
     with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}"):
         run(split, what_is_left=False)
     other = run("train" if split == "evaluation" else "evaluation", what_is_left=False)
-    assert other.judged > 0, "the topic of the other split is whole"
+    assert other.verdicts > 0, "the topic of the other split is whole"
     report = run(split, what_is_left=True)
-    assert report.wanted == sum(1 for _ in History(bus, NAMESPACE, POLICY).rows(kind))
+    assert report.trajectories == sum(1 for _ in History(bus, NAMESPACE, POLICY).rows(kind))
     assert f"without {topic}[0]: offsets 0 to 1 {LEFT}" in rejudge.lines(report)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.replay.reward import Replay, RewardComparison
-from millrace.consumers.replay.reward import sealed as every
+from millrace.consumers.replay.reward import sealed_rewards as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
@@ -56,7 +56,7 @@ def rewards(made: Whole) -> list[tuple[str, Reward]]:
     return [(trajectory, body) for trajectory, body in found if body["replay"] == SECOND.replay]
 
 
-def sealed(made: Whole | World) -> dict[str, float | None]:
+def sealed_rewards(made: Whole | World) -> dict[str, float | None]:
     past = History(made.bus, NAMESPACE, POLICY)
     return {row["id"]: row["reward"] for kind in (TRAJECTORIES, EVALUATIONS) for row in past.rows(kind)}
 
@@ -108,7 +108,7 @@ def test_history_is_judged_again_and_stays_what_it_was(seed: int) -> None:
 
     def later(world: World) -> None:
         world.drain()
-        before.update(sealed(world))
+        before.update(sealed_rewards(world))
         reports.append(again(world))
         reports.append(again(world))
         world.drain()
@@ -117,34 +117,34 @@ def test_history_is_judged_again_and_stays_what_it_was(seed: int) -> None:
 
     made = whole(seed, later=later)
     first, *others = reports
-    assert first.judged + first.gone == first.wanted == len(before)
-    assert first.judged > 0
-    assert all((one.judged, one.already, one.gone) == (0, first.judged, first.gone) for one in others)
+    assert first.verdicts + first.absences == first.trajectories == len(before)
+    assert first.verdicts > 0
+    assert all((one.verdicts, one.repeats, one.absences) == (0, first.verdicts, first.absences) for one in others)
     found = rewards(made)
     assert sorted(trajectory for trajectory, _ in found) == sorted({trajectory for trajectory, _ in found})
     assert {trajectory for trajectory, _ in found} <= before.keys()
-    assert len(found) == first.judged
+    assert len(found) == first.verdicts
     assert all(body["reward_id"] == reward_id(trajectory, SECOND) for trajectory, body in found)
-    assert sealed(made) == before, "no sample changed"
+    assert sealed_rewards(made) == before, "no sample changed"
     report = made.audit()
     assert report.clean, report.violations[:3]
     counted = [
         body["value"] for trajectory, body in found if body["value"] is not None and before[trajectory] is not None
     ]
-    assert (first.both, pytest.approx(first.new)) == (len(counted), sum(counted))
-    assert first.failed == sum(body["failure"] is not None for _, body in found)
+    assert (first.pairs, pytest.approx(first.new_sum)) == (len(counted), sum(counted))
+    assert first.failures == sum(body["failure"] is not None for _, body in found)
 
 
 def test_only_what_is_wanted_is_judged() -> None:
     reports, some = list[RewardComparison](), set[str]()
 
     def later(world: World) -> None:
-        some.update(random.Random(0).sample(sorted(sealed(world)), 3))
+        some.update(random.Random(0).sample(sorted(sealed_rewards(world)), 3))
         reports.append(again(world, lambda trajectory: trajectory["id"] in some))
         world.drain()
 
     made = whole(1, later=later)
-    assert reports[0].wanted == 3
+    assert reports[0].trajectories == 3
     assert {trajectory for trajectory, _ in rewards(made)} <= some
 
 
@@ -161,7 +161,7 @@ def test_each_split_is_judged_when_it_is_asked_for(split: str) -> None:
     kind = TRAJECTORIES if split == "train" else EVALUATIONS
     asked = {row["id"] for row in History(made.bus, NAMESPACE, POLICY).rows(kind)}
     judged = {trajectory for trajectory, _ in rewards(made)}
-    assert 0 < len(judged) == reports[0].judged
+    assert 0 < len(judged) == reports[0].verdicts
     assert judged <= asked
     assert made.audit().clean
 

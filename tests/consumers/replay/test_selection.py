@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers import clearance
 from millrace.consumers.replay import selection
-from millrace.consumers.replay.selection import ModelLimits, Selected, Selector
+from millrace.consumers.replay.selection import ModelLimits, SelectionResult, Selector
 from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.rendering.choose import choose
 from millrace.infra.config import load
@@ -72,7 +72,7 @@ def places(seed: int) -> list[Place]:
     return [*found, Place(history.names[TRAJECTORIES], 0, 1 << 40), Place("elsewhere.p.trajectories", 0, 0)]
 
 
-def check(seed: int, found: Selected) -> None:
+def check(seed: int, found: SelectionResult) -> None:
     """Nothing among the candidates that may not train."""
     history = History(made(seed).bus, NAMESPACE, POLICY)
     for one in found.candidates:

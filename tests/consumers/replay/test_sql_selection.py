@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.consumers.replay import sql_selection
-from millrace.consumers.replay.selection import ELSEWHERE, EVALUATION, TWICE, UNREADABLE, Selected
+from millrace.consumers.replay.selection import ELSEWHERE, EVALUATION, TWICE, UNREADABLE, SelectionResult
 from millrace.consumers.warehouse.client import Asking, InDirectory
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.query import QueryLimits as Bounds
@@ -52,7 +52,7 @@ def config(home: Path) -> Settings:
     return load(None, {"policy.name": POLICY, "namespace": NAMESPACE, "home": str(home)})
 
 
-def select(asking: Asking, sql: str) -> Selected:
+def select(asking: Asking, sql: str) -> SelectionResult:
     """What a selector makes of a query's answer."""
     places, unknown = sql_selection.found(asking, sql_selection.one(sql), TOPICS)
     found = selector(SEED).by_places(places)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.audit import audit
-from millrace.consumers.audit.verdict import AuditReport
+from millrace.consumers.audit.law import AuditReport
 from millrace.consumers.report import summary, write_from
 from millrace.consumers.report.charts import Chart, drawn, shortened
 from millrace.consumers.report.faults import changes, silences

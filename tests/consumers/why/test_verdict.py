@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from millrace.consumers.audit.rows import Row
 from millrace.consumers.why.find import Subject
 from millrace.consumers.why.story import Passage, Story
 from millrace.consumers.why.verdict import verdict
+from millrace.infra.log.history.rows import Row
 
 SUBJECT = Subject("s", "session", "g", "local/g", None, "s")
 

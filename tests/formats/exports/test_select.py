@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.formats.exports.select import RewardBound, Selection, VersionRange, from_flags, reward, versions
+from millrace.formats.exports.select import RewardLimit, Selection, VersionRange, from_flags, reward, versions
 from millrace.infra.errors import ExportError
 
 
@@ -35,13 +35,13 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        (">=0.5", RewardBound(">=", 0.5)),
-        ("<1", RewardBound("<", 1.0)),
-        ("0.25", RewardBound("==", 0.25)),
-        ("!= -1e-3", RewardBound("!=", -0.001)),
+        (">=0.5", RewardLimit(">=", 0.5)),
+        ("<1", RewardLimit("<", 1.0)),
+        ("0.25", RewardLimit("==", 0.25)),
+        ("!= -1e-3", RewardLimit("!=", -0.001)),
     ],
 )
-def test_bounds_are_read_as_they_are_written(text: str, found: RewardBound) -> None:
+def test_bounds_are_read_as_they_are_written(text: str, found: RewardLimit) -> None:
     assert reward(text) == found
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_bound_is_refused(text: str) -> None:
 
 @given(st.sampled_from([">=", "<=", ">", "<", "==", "!="]), st.floats(-2, 2), st.none() | st.floats())
 def test_a_missing_or_odd_reward_is_never_within_a_bound(sign: str, value: float, given: float | None) -> None:
-    holds = RewardBound(sign, value).holds(given)
+    holds = RewardLimit(sign, value).holds(given)
     finite = given is not None and abs(given) < float("inf")
     assert holds == (finite and bool(eval(f"given {sign} value", {"given": given, "value": value})))
 
@@ -86,9 +86,9 @@ RECORD |= {"v_head": 2, "v_tail": 4}
         (Selection(sampled=VersionRange(4, 9)), {}, None),
         (Selection(trained=VersionRange(1, 3)), {}, "trained"),
         (Selection(trained=VersionRange(1, 8)), {}, None),
-        (Selection(rewards=(RewardBound(">", 0.5),)), {}, "reward"),
-        (Selection(rewards=(RewardBound(">", 0.1), RewardBound("<", 0.6))), {}, None),
-        (Selection(rewards=(RewardBound("<", 0.6),)), {"reward": None}, "reward"),
+        (Selection(rewards=(RewardLimit(">", 0.5),)), {}, "reward"),
+        (Selection(rewards=(RewardLimit(">", 0.1), RewardLimit("<", 0.6))), {}, None),
+        (Selection(rewards=(RewardLimit("<", 0.6),)), {"reward": None}, "reward"),
     ],
 )
 def test_each_rule_leaves_out_what_it_says(selection: Selection, changes: dict[str, Any], rule: str | None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.formats.imports import send as sending
+from millrace.formats.imports import run as importing
 from tests.formats.imports.test_import import _dying, brought, small, told
 from tests.support.imported import ASKED, ROWS, SAYS, TALK, write
 
@@ -37,7 +37,7 @@ def test_a_row_is_as_often_an_episode_as_the_import_that_has_it_most_often_says(
     union = sorted(most.elements(), key=lambda kind: (kind * seed) % 5)
     parts = [union[: len(union) // 2], union[len(union) // 2 :]] if len(union) > 1 else [union]
     at_once = [write(tmp_path / f"part{at}", [KINDS[kind] for kind in part]) for at, part in enumerate(parts)]
-    before, sending.RECORDS = sending.RECORDS, size
+    before, importing.RECORDS = importing.RECORDS, size
     try:
         with small(seed) as world:
             for path, nth in zip(paths, deaths, strict=False):
@@ -55,7 +55,7 @@ def test_a_row_is_as_often_an_episode_as_the_import_that_has_it_most_often_says(
             assert found == told(world)
             assert len([one for one in found if one.get("kind") == "episode_ended"]) == most.total()
     finally:
-        sending.RECORDS = before
+        importing.RECORDS = before
 
 
 @pytest.mark.parametrize("layout", ROWS)

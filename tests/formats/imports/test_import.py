@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.formats.imports import ImportOptions, ImportSummary, import_into
-from millrace.formats.imports import send as sending
+from millrace.formats.imports import run as importing
 from millrace.infra import faults
 from millrace.infra.config import Governance
 from millrace.infra.errors import ImportRefused
@@ -226,7 +226,7 @@ def test_an_import_that_dies_anywhere_loses_and_doubles_nothing(
     rows.append({"messages": TALK, "reward": 1.0})
     path = write(tmp_path / "rows", rows)
     pairs = write(tmp_path / "pairs", ROWS["trl-preference"])
-    size_before, sending.RECORDS = sending.RECORDS, size
+    size_before, importing.RECORDS = importing.RECORDS, size
     try:
         with small(seed) as world:
             for nth, stages_go_on in deaths:
@@ -245,7 +245,7 @@ def test_an_import_that_dies_anywhere_loses_and_doubles_nothing(
             world.drain()
             assert found == told(world)
     finally:
-        sending.RECORDS = size_before
+        importing.RECORDS = size_before
 
 
 class _dying:

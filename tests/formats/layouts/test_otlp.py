@@ -163,7 +163,7 @@ def test_two_spans_of_one_reply_are_one_call(tmp_path: Path) -> None:
     layout = OtlpReader()
     (group,) = layout.groups(reader(path), lambda number, error: None, lambda done, total: None)
     assert len(group.episodes[0].steps) == 1
-    assert layout.passed == {"second span of a call": 1}
+    assert layout.omissions == {"second span of a call": 1}
 
 
 def test_an_evaluation_may_name_a_reply_or_lie_on_its_span(tmp_path: Path) -> None:

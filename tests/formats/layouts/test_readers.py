@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.dialects.dialogue import dialogue
 from millrace.formats.files import reader
-from millrace.formats.imports.check import chosen
+from millrace.formats.imports.check import layout_of
 from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.infra.errors import ImportRefused
 from millrace.schemas.chain import START, event_hash
@@ -32,8 +32,8 @@ def example(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layout_is_told_from_its_first_row(name: str, tmp_path: Path) -> None:
     path = example(name, tmp_path)
-    assert chosen(reader(path), "").name == name
-    assert chosen(reader(path), name).name == name
+    assert layout_of(reader(path), "").name == name
+    assert layout_of(reader(path), name).name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -73,7 +73,7 @@ def test_an_imported_call_has_no_token_and_says_so(name: str, tmp_path: Path) ->
     for call in calls:
         assert all(call[part]["data"] == b"" for part in ("prompt_ids", "output_ids", "output_logprobs"))
         assert (call["trainable"], call["untrainable_reason"], call["engine"]) == (False, "imported", "import")
-    assert {bool(one.claimed) for one in group.episodes} == {name in ("jsonl", "atropos")}
+    assert {bool(one.exact_tokens) for one in group.episodes} == {name in ("jsonl", "atropos")}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -21,7 +21,7 @@ from millrace.formats.exports import ExportSummary, export_from
 from millrace.formats.exports.select import Selection
 from millrace.formats.files import digest
 from millrace.formats.layouts import WRITERS
-from millrace.formats.layouts.atropos import IGNORED, NO_LOGPROB
+from millrace.formats.layouts.atropos import NO_LABEL, NO_LOGPROB
 from millrace.infra.log.history.reader import History
 from millrace.schemas.arrays import unpack
 from tests.support.conversations import TOOLS, Conversations
@@ -90,7 +90,7 @@ def said(name: str, rows: Rows) -> Counter[tuple[object, ...]]:
             out.append((tokens, mask, [0.0] * len(row["prompt_ids"]) + row["completion_logprobs"], 0.0))
         elif name == "atropos":
             for at, tokens in enumerate(row["tokens"]):
-                mask = [int(label != IGNORED) for label in row["masks"][at]]
+                mask = [int(label != NO_LABEL) for label in row["masks"][at]]
                 logprobs = [0.0 if one == NO_LOGPROB else one for one in row["inference_logprobs"][at]]
                 out.append((tokens, mask, logprobs, row["scores"][at]))
         else:
@@ -321,7 +321,7 @@ def test_an_advantage_of_prime_rl_is_the_reward_over_its_group(tmp_path: Path) -
 def test_whatever_is_selected_and_barred_nothing_else_is_said(
     name: str, seed: int, low: float, first: int, best: bool, drop: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    from millrace.formats.exports.select import RewardBound, VersionRange
+    from millrace.formats.exports.select import RewardLimit, VersionRange
 
     source = clear(seed)
     samples = list(sealed(source).values())
@@ -329,7 +329,7 @@ def test_whatever_is_selected_and_barred_nothing_else_is_said(
     for sample in samples:
         for record, event in source.calls(sample)[1:2] if sample["id"] in barred else []:
             source.govern(record, event, eligibility="audit_only")
-    selection = Selection(sampled=VersionRange(first, None), rewards=(RewardBound(">=", low),), best=best)
+    selection = Selection(sampled=VersionRange(first, None), rewards=(RewardLimit(">=", low),), best=best)
     summary, rows = written(name, tmp_path_factory.mktemp("out"), source, selection)
     fitting = [s for s in samples if s["reward"] >= low and s["v_tail"] >= first]
     left = [s for s in fitting if s["id"] not in barred]

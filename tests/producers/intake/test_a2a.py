@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace.infra.errors import ConfigError
 from millrace.producers.intake import jsonrpc
 from millrace.producers.intake.a2a import DelegationExchange, Delegations
-from millrace.producers.intake.a2a_card import rewritten
+from millrace.producers.intake.a2a_proxy import rewritten
 from millrace.producers.intake.conversation import ChildEvent, Event, Owner
 
 STATES = [

@@ -21,9 +21,8 @@ from millrace.infra.errors import ConfigError, RolloutError
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.producers.rollout.agents import load_agent, sync_agent
 from millrace.producers.rollout.episodes import AGAIN_S, Runner
-from millrace.producers.rollout.progress import GrantProgress
 from millrace.producers.rollout.trouble import Trouble
-from millrace.producers.rollout.worker import Names, ResolvedTickets, RolloutWorker
+from millrace.producers.rollout.worker import GrantProgress, Names, ResolvedTickets, RolloutWorker
 from millrace.schemas import codec
 from tests.support import logged
 from tests.support.gateway_world import POLICY, WORKERS, ScriptedEngine, World, world

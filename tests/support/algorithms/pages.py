@@ -14,9 +14,9 @@ from typing import Any
 
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
-from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.presets import PRESETS
+from millrace.trainers.algorithms.registry import OTHERS
 from millrace.trainers.algorithms.repair import Rejection
 from tests.support.algorithms.equations import SYMBOLS, Equation
 from tests.support.algorithms.papers import sources

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from millrace.consumers.score_ids import named
+from millrace.consumers.scores import named
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.ledger import chained
 from millrace.schemas import codec

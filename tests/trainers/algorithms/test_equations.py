@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.presets import PRESETS
-from millrace.trainers.algorithms.registry import algorithm, names
+from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
 from millrace.trainers.batches.sample import Sample
 from tests.support.algorithms.equations import SYMBOLS, Equation

@@ -11,9 +11,8 @@ import pytest
 
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
-from millrace.trainers.algorithms.non_gradient import OTHERS
 from millrace.trainers.algorithms.presets import PRESETS
-from millrace.trainers.algorithms.registry import names, policy
+from millrace.trainers.algorithms.registry import OTHERS, names, policy
 from tests.support.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
 from tests.support.algorithms.papers import SOURCES
 from tests.support.algorithms.table import PAGES

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.tracking import packages
+from millrace.trainers.tracking import services
 from millrace.trainers.tracking.base import Tracker
-from millrace.trainers.tracking.registry import TRACKERS, open_trackers
+from millrace.trainers.tracking.services import TRACKERS, open_trackers
 from tests.support import tracked
 from tests.support.documents import ROOT
 
@@ -122,8 +122,8 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path, monkeypatch: pytest.Monk
         open_trackers(["jsonl", "excel"], tmp_path, "run")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(BadConfiguration, match="run `make setup`"):
-        packages.package("wandb", "wandb")
-    packages.check(["jsonl", "tensorboard", "mlflow"])
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+        services.package("wandb", "wandb")
+    services.check(["jsonl", "tensorboard", "mlflow"])
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadConfiguration, match=r"tracker mlflow needs mlflow.*run `make setup`"):
-        packages.check(["jsonl", "mlflow"])
+        services.check(["jsonl", "mlflow"])

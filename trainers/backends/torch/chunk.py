@@ -16,17 +16,18 @@ from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.models.stages import PipelineStage, name_of
+from millrace.trainers.backends.parallel import experts, tensor
+from millrace.trainers.backends.parallel.collectives import Team
 from millrace.trainers.backends.parallel.context import spread
 from millrace.trainers.backends.parallel.experts import Experts
-from millrace.trainers.backends.parallel.grid import CP, EDP, FS, PP, TP, Groups
-from millrace.trainers.backends.parallel.regions import ShardedParameter
+from millrace.trainers.backends.parallel.grid import CP, EDP, EP, FS, PP, TP, Groups
+from millrace.trainers.backends.parallel.regions import ShardedParameter, take
 from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
-from millrace.trainers.backends.parallel.split import split
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.fsdp import TimedAllGather, TimedReduceScatter
-from millrace.trainers.weights.lora import attach
+from millrace.trainers.weights.lora import attach, file_name
 from millrace.trainers.weights.state import State
 
 SINKS = "sinks"
@@ -144,3 +145,36 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of {count} layers to spread over ranks: train on 1")
     return list(lists[0])
+
+
+def split(model: PreTrainedModel, groups: Groups, clock: Clock, *, learns: bool = True) -> list[ShardedParameter]:
+    """Where each parameter of the model lies, in the order of its parameters. BadConfiguration, with the reason, where
+    the model does not divide as the layout says; only a model that learns must have experts to spread."""
+    layout = groups.grid.layout
+    columns = tensor.cuts(model) if layout.t > 1 else {}
+    spread = experts.names(model) if layout.e > 1 else set()
+    if layout.t > 1:
+        tensor.check(model.config, layout.t)
+    if spread or (layout.e > 1 and learns):
+        experts.check(model, layout.e)
+    parameters = []
+    for name, parameter in model.named_parameters():
+        cuts: tuple[tuple[str, int], ...] = ((FS, 0),)
+        if name in spread:
+            cuts = ((EP, 0), (EDP, 0))
+        elif name in columns:
+            cuts = ((TP, columns[name]), *cuts)
+        entry = ShardedParameter(file_name(name), tuple(parameter.shape), cuts)
+        if len(cuts) > 1:
+            with torch.no_grad():
+                parameter.data = take(parameter.data, entry.before_fsdp(groups.grid, groups.rank)).clone()
+        parameters.append(entry)
+    if layout.t > 1:
+        tensor.apply(model, _team(groups, TP, clock))
+    if spread:
+        experts.apply(model, _team(groups, EP, clock))
+    return parameters
+
+
+def _team(groups: Groups, axis: str, clock: Clock) -> Team:
+    return Team(groups.by_axis[axis], groups.index(axis), groups.size(axis), clock)

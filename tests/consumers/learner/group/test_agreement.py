@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.learner.group.agreement import Need, address, agree, client_id, covered
+from millrace.consumers.learner.group.agreement import Need, address, agree, client_id, is_covered
 from millrace.infra.log.base import GroupMember, GroupView, MemberToken
 
 TOPIC = "ns.p.trajectories"
@@ -68,7 +68,7 @@ def test_a_key_belongs_to_one_generation_of_one_table() -> None:
 
 def test_a_table_of_other_topics_covers_nothing() -> None:
     other = GroupMember("a", "x@h:1", "h", frozenset(("ns.other", p) for p in range(4)))
-    assert not covered(view(other), TOPIC, 4)
+    assert not is_covered(view(other), TOPIC, 4)
 
 
 NEEDS = st.builds(Need, unit=st.sampled_from([1, 2, 3, 4, 6, 8]), serving=st.integers(0, 4))
@@ -85,7 +85,7 @@ def test_whole_cells_train_beside_those_that_serve_and_the_rest_wait(members: in
         own = {partition for _, partition in one.partitions}
         rosters.append(agree(view(*others), MemberToken("g", 3, one.member_id), own, TOPIC, 24, need))
     found = [roster for roster in rosters if roster is not None]
-    assert [roster.me.member_id for roster in found] == [one.member_id for one in table]
+    assert [roster.self_peer.member_id for roster in found] == [one.member_id for one in table]
     assert len({(roster.key, roster.peers, roster.spares) for roster in found}) == 1
     whole = [need.serving + cells * need.unit for cells in range(1, members + 1)]
     assert found[0].world == max((n for n in whole if n <= members), default=0)

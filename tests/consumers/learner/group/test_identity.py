@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millrace.consumers.learner.group import identity
 from millrace.consumers.learner.group.agreement import client_id
-from millrace.consumers.learner.group.identity import differing, identify, libraries, library_hash, shown_by
+from millrace.consumers.learner.group.identity import identify, libraries, library_hash, tag_differences, tag_of
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.infra.process import cuda
@@ -29,20 +29,20 @@ def test_only_what_changes_training_changes_the_identity() -> None:
 
 
 def test_a_member_shows_it_in_its_client_id() -> None:
-    shown = identify(load()).shown
-    assert shown_by(client_id(f"learner/{shown}", "127.0.0.1", 5)) == shown
+    shown = identify(load()).tag
+    assert tag_of(client_id(f"learner/{shown}", "127.0.0.1", 5)) == shown
 
 
 def test_the_one_that_differs_is_named_with_what_it_differs_in() -> None:
-    assert differing(["a-b-c", "a-b-c"], "") == {}
-    assert differing(["a-b-c", "x-b-c"], "") == {1: "configuration"}
-    assert differing(["a-b-c", "a-x-y"], "") == {1: "code and libraries"}
-    assert differing([], "a-b-c") == {}
+    assert tag_differences(["a-b-c", "a-b-c"], "") == {}
+    assert tag_differences(["a-b-c", "x-b-c"], "") == {1: "configuration"}
+    assert tag_differences(["a-b-c", "a-x-y"], "") == {1: "code and libraries"}
+    assert tag_differences([], "a-b-c") == {}
 
 
 def test_the_ledger_decides_who_is_right_where_somebody_has_its_identity() -> None:
-    assert differing(["x-b-c", "a-b-c"], "a-b-c") == {0: "configuration"}
-    assert differing(["x-b-c", "x-b-c"], "a-b-c") == {}
+    assert tag_differences(["x-b-c", "a-b-c"], "a-b-c") == {0: "configuration"}
+    assert tag_differences(["x-b-c", "x-b-c"], "a-b-c") == {}
 
 
 APART = ("torch[actor]:d4+torch[critic]:d1", "torch[critic]:d1+torch[actor]:d2")

@@ -51,9 +51,9 @@ def test_multiples_of_the_unit_make_layouts_and_no_other_number_does(layout: Lay
 )
 def test_a_line_names_a_layout(text: str, made: str, unit: int) -> None:
     learner = load(flags={"learner.backend": text}).learner
-    (place,) = layouts.chosen(learner)
+    (place,) = layouts.role_places(learner)
     assert (place.roles, str(place.layout)) == (("actor",), made)
-    assert layouts.needed(learner) == Need(unit)
+    assert layouts.need_of(learner) == Need(unit)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_line_names_a_layout(text: str, made: str, unit: int) -> None:
 )
 def test_a_line_names_roles(text: str, same: str, need: Need) -> None:
     learner = Learner(backend=text)
-    assert (layouts.canonical(learner), layouts.needed(learner)) == (same, need)
+    assert (layouts.canonical(learner), layouts.need_of(learner)) == (same, need)
     assert layouts.canonical(Learner(backend=same)) == same
 
 
@@ -83,9 +83,9 @@ def test_a_backend_that_is_none_is_refused_with_those_that_are() -> None:
 
 def test_what_is_awaited_is_said_in_the_words_of_the_setting() -> None:
     two, four = Learner(backend="torch:t2"), Learner(backend="megatron:t2p2")
-    assert layouts.awaited(two, 1) == "1 learner here, torch:t2 trains with 2: start another"
-    assert layouts.awaited(four, 2) == "2 learners here, megatron:t2p2 trains with 4: start 2 more"
-    spare = layouts.spare(two, 3)
+    assert layouts.shortage_text(two, 1) == "1 learner here, torch:t2 trains with 2: start another"
+    assert layouts.shortage_text(four, 2) == "2 learners here, megatron:t2p2 trains with 4: start 2 more"
+    spare = layouts.spare_text(two, 3)
     assert spare == "3 learners here, torch:t2 trains with multiples of 2: this one waits as a spare"
 
 
@@ -93,9 +93,9 @@ def test_what_is_awaited_is_said_for_whom() -> None:
     text = "torch[actor]:t2+torch[critic]:d1|torch[reference]:d1+torch[teacher]:d2"
     learner, serving = Learner(backend=text), "critic|reference 1, teacher 2"
     awaited = f"3 learners here, {text} trains with 5 (actor 2, {serving}): start 2 more"
-    assert layouts.awaited(learner, 3) == awaited
+    assert layouts.shortage_text(learner, 3) == awaited
     spare = f"6 learners here, {text} trains with multiples of 2 beside {serving}: this one waits as a spare"
-    assert layouts.spare(learner, 6) == spare
+    assert layouts.spare_text(learner, 6) == spare
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_what_is_awaited_is_said_for_whom() -> None:
     ],
 )
 def test_a_deployment_starts_a_cell_at_least(backend: str, learners: int, started: int) -> None:
-    assert layouts.started(Learner(backend=backend, learners=learners)) == started
+    assert layouts.learner_count(Learner(backend=backend, learners=learners)) == started

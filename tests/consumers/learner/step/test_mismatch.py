@@ -43,7 +43,7 @@ def test_the_ledger_says_who_is_right(place: Callable[..., Place]) -> None:
     it = place()
     feed(it.bus, it.settings, range(4))
     it.learn(1)
-    mine = identify(it.settings).shown
+    mine = identify(it.settings).tag
     other = "x" + mine[1:] if mine[0] != "x" else "y" + mine[1:]
     with pytest.raises(RefusedMember):
         refuse(parts(it), roster(0, other, mine, world=2))

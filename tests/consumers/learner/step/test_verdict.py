@@ -28,19 +28,19 @@ def batch(count: int, lo: int = 0, partitions: int = 4) -> Batch:
 
 
 def quiet(**over: Any) -> Any:
-    return interrupt(**{"moved": False, "stopping": 0, "world": 2, "failure": None, "done": False, **over})
+    return interrupt(**{"has_moved": False, "stopping": 0, "world": 2, "failure": None, "is_done": False, **over})
 
 
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
         ({}, type(None)),
-        ({"moved": True}, Regroup),
+        ({"has_moved": True}, Regroup),
         ({"failure": "refused"}, Regroup),
         ({"stopping": 1}, Regroup),
         ({"stopping": 2}, Stop),
-        ({"stopping": 2, "moved": True}, Stop),
-        ({"done": True}, Stop),
+        ({"stopping": 2, "has_moved": True}, Stop),
+        ({"is_done": True}, Stop),
     ],
 )
 def test_what_interrupts(said: dict[str, Any], expected: type) -> None:

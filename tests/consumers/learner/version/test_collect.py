@@ -15,7 +15,7 @@ MINE = [f"v{n}-{DIGESTS[n][:12]}" for n in DIGESTS]
 
 
 def chosen(names: list[str], **over: object) -> list[str]:
-    settings = {"keep": 2, "serving": set(), "pinned": set(), **over}
+    settings = {"keep": 2, "serving": set(), "pins": set(), **over}
     return choose(names, DIGESTS, **settings)  # type: ignore[arg-type]
 
 
@@ -24,7 +24,7 @@ def test_the_newest_and_the_first_stay() -> None:
 
 
 def test_what_an_engine_serves_or_a_pin_holds_stays() -> None:
-    assert chosen(MINE, serving={1}, pinned={MINE[2]}) == [MINE[3]]
+    assert chosen(MINE, serving={1}, pins={MINE[2]}) == [MINE[3]]
 
 
 def test_every_nth_stays_for_good(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_an_orphan_goes_once_its_number_is_committed() -> None:
 
 def test_a_version_whose_record_cannot_be_read_stays() -> None:
     known = {number: digest for number, digest in DIGESTS.items() if number != 2}
-    assert choose(MINE, known, keep=1, serving=set(), pinned=set()) == [MINE[1], *MINE[3:5]]
+    assert choose(MINE, known, keep=1, serving=set(), pins=set()) == [MINE[1], *MINE[3:5]]
     deltas = [f"{name}.delta" for name in MINE]
     assert f"{MINE[4]}.delta" not in choose_deltas(deltas, {5: DIGESTS[5]}, keep=1, deltas={4, 5})
 

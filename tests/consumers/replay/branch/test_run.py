@@ -17,7 +17,7 @@ from millrace.consumers.replay.branch.command import BranchScreen
 from millrace.consumers.replay.branch.guard import Reach
 from millrace.consumers.replay.branch.items import LOWEST
 from millrace.consumers.replay.branch.job import BranchOptions
-from millrace.consumers.replay.selection import Selected, Selector
+from millrace.consumers.replay.selection import SelectionResult, Selector
 from millrace.infra import faults
 from millrace.infra.errors import BranchError, PolicyError
 from millrace.infra.log.history import newest
@@ -262,11 +262,11 @@ def test_a_name_that_is_taken_is_refused(place: Place) -> None:
     branch(place.bus, place.settings.model_copy(), "second", **SHORT)
     own = place.settings.model_copy(update={"policy": place.settings.policy.model_copy(update={"name": "second"})})
     with pytest.raises(PolicyError, match="is no branch of version"):
-        branch(place.bus, own, "b", version=0, question=lambda selector: Selected())
+        branch(place.bus, own, "b", version=0, question=lambda selector: SelectionResult())
 
 
 def test_a_selection_that_is_lost_or_left_empty_is_refused(place: Place) -> None:
-    def nothing(selector: Selector) -> Selected:
+    def nothing(selector: Selector) -> SelectionResult:
         return selector.by_rule(lambda _: False)
 
     with pytest.raises(BranchError, match="nothing is left to learn from: not asked for"):

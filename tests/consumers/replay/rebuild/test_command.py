@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
 from millrace.consumers.replay.rebuild import command
-from millrace.consumers.replay.rebuild.law import DERIVED
+from millrace.consumers.replay.rebuild.law import WRITERS
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.base import Bus, Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -101,7 +101,7 @@ def test_what_cannot_be_had_is_said(history: Whole, monkeypatch: pytest.MonkeyPa
 def test_a_topic_that_no_stage_writes() -> None:
     done = CliRunner().invoke(app, ["replay", "rebuild", "raw"])
     assert done.exit_code == 1
-    assert all(kind in done.stderr for kind in ("raw: no stage", *DERIVED))
+    assert all(kind in done.stderr for kind in ("raw: no stage", *WRITERS))
 
 
 # -- a real broker

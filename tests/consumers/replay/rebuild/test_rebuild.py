@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.replay.rebuild.law import DERIVED
+from millrace.consumers.replay.rebuild.law import WRITERS
 from millrace.consumers.replay.rebuild.run import RebuildReport, RebuildRequest, rebuild
 from millrace.infra.errors import ArchiveError, ReplayError
 from millrace.infra.log.archive.archive import Archive
@@ -38,7 +38,7 @@ def history() -> Whole:
 
 def again(history: Whole, *kinds: str, bus: Bus | None = None, out: Path | None = None) -> RebuildReport:
     makers = {role: lambda _, s=stage: s for role, stage in history.stages.items()}
-    asked = RebuildRequest(kinds or tuple(DERIVED), bool(kinds), out=out)
+    asked = RebuildRequest(kinds or tuple(WRITERS), bool(kinds), out=out)
     return rebuild(bus or history.bus, NAMESPACE, POLICY, makers, asked)
 
 
@@ -53,10 +53,10 @@ def test_what_nobody_touched_is_equal(history: Whole) -> None:
     for kind, tally in report.tallies.items():
         assert tally.records == tally.equal == len(lying(history, kind)), kind
         assert tally.records, f"the history has no {kind}, so it shows nothing"
-    assert list(report.tallies) == list(DERIVED)
+    assert list(report.tallies) == list(WRITERS)
 
 
-@pytest.mark.parametrize("kind", DERIVED)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_a_lost_topic_is_had_back(history: Whole, kind: str, tmp_path: Path) -> None:
     """The topic is nowhere; it is written, and read as an archive it stands in for the one that was lost."""
     copy = history.copy()
@@ -72,7 +72,7 @@ def test_a_lost_topic_is_had_back(history: Whole, kind: str, tmp_path: Path) -> 
     )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DERIVED if kind != "completions"])
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "completions"])
 def test_what_stands_in_for_a_lost_topic_passes_the_audit(history: Whole, kind: str, tmp_path: Path) -> None:
     """Its places are those that others name. Which of two slots wrote first to `completions` is told by times alone."""
     copy = history.copy()
@@ -117,7 +117,7 @@ def replace(history: Whole, old: Record, new: Record | None) -> Whole:
     return copy
 
 
-@pytest.mark.parametrize("kind", DERIVED)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_an_altered_record_is_named_by_place_and_field(history: Whole, kind: str) -> None:
     record = lying(history, kind)[-1]
     name, decoded = codec.decode(record.value or b"")
@@ -131,7 +131,7 @@ def test_an_altered_record_is_named_by_place_and_field(history: Whole, kind: str
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60)
-@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(DERIVED)))
+@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(WRITERS)))
 def test_any_altered_field_is_named_by_place(history: Whole, draw: random.Random, kind: str) -> None:
     record = draw.choice(lying(history, kind))
     changed = altered(record, draw)
@@ -147,7 +147,7 @@ def test_any_altered_field_is_named_by_place(history: Whole, draw: random.Random
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=20)
-@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(DERIVED)))
+@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(WRITERS)))
 def test_another_key_or_header_is_named(history: Whole, draw: random.Random, kind: str) -> None:
     record = draw.choice(lying(history, kind))
     how = draw.choice(
@@ -159,7 +159,7 @@ def test_another_key_or_header_is_named(history: Whole, draw: random.Random, kin
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=30)
-@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(DERIVED)))
+@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(WRITERS)))
 def test_a_record_left_out_is_had_back_at_its_place(history: Whole, draw: random.Random, kind: str) -> None:
     record = draw.choice(lying(history, kind))
     copy = replace(history, record, None)
@@ -187,7 +187,7 @@ def by_slot(records: list[Record]) -> dict[bytes, list[tuple[bytes, bytes | None
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=20)
-@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(DERIVED)))
+@given(draw=st.randoms(use_true_random=False), kind=st.sampled_from(sorted(WRITERS)))
 def test_a_record_too_many_is_named(history: Whole, draw: random.Random, kind: str) -> None:
     record = draw.choice(lying(history, kind))
     headers = draw.choice((record.headers, {}, {"turn": b"seal/0/999999"}, {"turn": b"none"}))
