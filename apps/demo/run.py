@@ -240,7 +240,8 @@ def _finish(
     rewards = watch.rewards
     rise = gain(rewards)
     (settings.home / "cpu.json").write_text(json.dumps({"seconds": cpu, "memory": usage.memory()}, indent=1))
-    console.rule("demo")
+    if console.is_terminal:
+        console.rule("demo")
     for line in summary(settings, watch, seconds, page):
         console.print(line, highlight=False, soft_wrap=True)
     enough = plan.gain is None or rise >= plan.gain

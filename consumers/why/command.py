@@ -80,7 +80,9 @@ def _unknown(text: str) -> WhyAnswer:
 
 def _text(parts: list[RenderableType], colour: bool) -> str:
     out = StringIO()
-    console = Terminal(file=out, width=WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
+    console = Terminal(
+        file=out, width=WIDTH if colour else None, force_terminal=colour, no_color=not colour, highlight=False
+    )
     for part in parts:
         console.print(part)
     return out.getvalue().rstrip()
