@@ -6,8 +6,8 @@ could set the clipboard, retitle the window or hide a line.
 Invariants: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
 sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
 as pictures, and so do halves of surrogate pairs, which no UTF-8 holds. JSON has escapes in their place, which is the
-same JSON; other data stays as it is, but for a terminal, which is shown pictures there too. Lines are drawn to the width
-of a terminal alone: into a pipe or a file every value goes whole, on one line, however wide a table becomes."""
+same JSON; other data stays as it is, but for a terminal, which is shown pictures there too. Lines end at the
+width of a terminal alone: into a pipe or a file every value goes whole, on one line, however wide a table becomes."""
 
 from __future__ import annotations
 
