@@ -117,6 +117,11 @@ class Terminal(Console):
             return super().size
         return ConsoleDimensions(UNBOUNDED, super().size.height)
 
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+        self._has_width = True
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of anything that can be printed; nested ones come through here, too."""
         for segment in super().render(renderable, options):

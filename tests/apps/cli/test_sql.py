@@ -50,6 +50,21 @@ def test_a_table() -> None:
     assert (code, [line.split() for line in said.splitlines()]) == (0, [["off", "name"], ["0", "0"], ["1", "1"]])
 
 
+def test_a_row_in_a_pipe_is_one_line_however_wide() -> None:
+    """A value is as long as it likes, and may hold lines."""
+    code, output = run("SELECT off, repeat('long ', 200) AS text, 'a\\nb' AS lines FROM steps ORDER BY off LIMIT 3")
+    heading, *rows = output.splitlines()
+    assert (code, heading.split()) == (0, ["off", "text", "lines"])
+    assert [(row.split()[0], row.count("long "), row.split()[-1]) for row in rows] == [(n, 200, r"a\nb") for n in "012"]
+
+
+def test_a_column_is_described_on_one_line() -> None:
+    heading, *rows = run("DESCRIBE steps")[1].splitlines()
+    assert heading.split()[:2] == ["name", "type"]
+    assert {"off", "name"} <= {row.split()[0] for row in rows}
+    assert all(row[0].isalpha() for row in rows)
+
+
 def test_a_long_table_ends_and_says_so() -> None:
     code, said = run("SELECT off FROM steps ORDER BY off")
     assert code == 0
