@@ -78,7 +78,7 @@ def _picture(found: re.Match[str]) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
-UNBOUNDED = 1 << 30
+PIPE_COLUMNS = 1 << 30
 """columns of what is no terminal: more than any line needs"""
 
 
@@ -115,7 +115,7 @@ class Terminal(Console):
         """Columns and rows."""
         if self._has_width or self.is_terminal:
             return super().size
-        return ConsoleDimensions(UNBOUNDED, super().size.height)
+        return ConsoleDimensions(PIPE_COLUMNS, super().size.height)
 
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:

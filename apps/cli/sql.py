@@ -17,13 +17,12 @@ from rich.text import Text
 from millrace.apps.cli.context import call, complain, console
 from millrace.apps.cli.selecting import query as query_of
 from millrace.infra import durable
-from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, WarehouseError
-from millrace.infra.local_keys import private
 from millrace.infra.terminal import put_bytes
 
 if TYPE_CHECKING:
     from millrace.consumers.warehouse.client import Asking
+    from millrace.infra.config import Settings
 
 SHOWN = 1000
 """rows of a table on a terminal"""
@@ -156,6 +155,7 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
     from prompt_toolkit.history import FileHistory
 
     from millrace.consumers.warehouse.statements import split
+    from millrace.infra.local_keys import private
 
     private(settings.home)
     session: PromptSession[str] = PromptSession(history=FileHistory(str(settings.home / "sql_history")))
