@@ -43,17 +43,18 @@ def put(text: str) -> None:
 
 def put_json(value: Any) -> None:
     """Print a value as JSON, indented, in ASCII. What is no number, or infinite, is null: JSON has no word for it."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON takes it: what is no number, or infinite, is null; a tuple is a list."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {_finite(key): _finite(part) for key, part in value.items()}
+            return {finite(key): finite(part) for key, part in value.items()}
         case list() | tuple():
-            return [_finite(part) for part in value]
+            return [finite(part) for part in value]
     return value
 
 

@@ -25,8 +25,7 @@ from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
-from millrace.consumers.status.tables import duration
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch, duration
 from millrace.infra import durable
 from millrace.infra.config import FILE, Settings, load
 from millrace.infra.connect import connect
@@ -230,12 +229,12 @@ def _finish(
     reached: bool,
     seconds: float,
 ) -> int:
-    from millrace.consumers import report
     from millrace.consumers.audit.command import render
+    from millrace.consumers.tell.command import report
 
     page = settings.home / "report.html"
     cpu = usage.by_role()
-    audit = report.write(settings, page, files=True)
+    audit = report(settings, page, files=True)
     console.print(render(audit, console.width))
     rewards = watch.rewards
     rise = gain(rewards)

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from millrace.consumers.audit.run import audit
-from millrace.consumers.report.summary import summary
-from millrace.consumers.status.watch import StatusWatch
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.status import StatusWatch
+from millrace.consumers.tell.summary import summary
 from millrace.infra.errors import TopicError
 from millrace.streams.seal.policies import policy_key
 from millrace.streams.seal.stage import Seal

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from millrace.apps.demo.run import _configure, empty, summary
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.memory.bus import MemoryBus

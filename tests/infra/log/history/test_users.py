@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.report import Summary, summary
-from millrace.consumers.status.watch import StatusWatch
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.status import StatusWatch
+from millrace.consumers.tell.summary import Summary, summary
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.history.kinds import HOLDS
 from millrace.infra.log.memory.bus import MemoryBus

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import load
