@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from millrace.consumers.audit.command import spot
-from millrace.consumers.tell.events import event_line, texts_in
+from millrace.consumers.tell.events import event_line, governance_notes, texts_in
 from millrace.consumers.tell.story import Passage, Story, verdict
 from millrace.consumers.tell.subject import EpisodeIds
 from millrace.infra.log.history.requests import WholeRequests
@@ -88,16 +88,16 @@ def runs_of(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = Fa
     runs = []
     for (version, weight), members in groupby(range(many), key=lambda at: (versions[at], weights[at])):
         at = list(members)
-        own = [logprobs[one] for one in at] if mask[at[0]] else []
+        means = [logprobs[one] for one in at] if mask[at[0]] else []
         runs.append(
             TokenRun(
                 at[0],
                 at[-1] + 1,
                 version if version >= 0 else None,
                 weight,
-                float(np.mean(own)) if own else None,
+                float(np.mean(means)) if means else None,
                 tuple(tokens[one] for one in at),
-                tuple(own),
+                tuple(means),
             )
         )
     return TokenRuns(lineage["id"], tuple(runs), tuple(lineage["calls"]))
@@ -205,7 +205,7 @@ class Account:
 
 def account(story: Story, ids: EpisodeIds) -> Account:
     """The account of one trajectory out of the story of its group."""
-    own = [p for p in story.passages if p.row is not None and p.row["root_trajectory"] == ids.id]
+    passages = [p for p in story.passages if p.row is not None and p.row["root_trajectory"] == ids.id]
     sealed = next((row for row in story.samples if row["id"] == ids.id and row["tenant"] == ids.tenant), None)
     training = list(story.trained()) if sealed is not None and _may_have_trained(story, sealed) else []
     entry, group = training[0] if training else (None, None)
@@ -217,16 +217,16 @@ def account(story: Story, ids: EpisodeIds) -> Account:
         attempt=sealed["attempt"] if sealed is not None else ids.attempt,
         verdict=verdict(story),
         ticket=story.ticket,
-        task=sealed["task_id"] if sealed is not None else _task(own),
+        task=sealed["task_id"] if sealed is not None else _task(passages),
         sample=sealed["sample"] if sealed is not None else None,
-        split=sealed["split"] if sealed is not None else next((p.row["split"] for p in own if p.row), None),
+        split=sealed["split"] if sealed is not None else next((p.row["split"] for p in passages if p.row), None),
         status=sealed["status"] if sealed is not None else None,
         reward=sealed["reward"] if sealed is not None else None,
         missing=tuple(sealed["missing"]) if sealed is not None else (),
         excluded=tuple(sealed["excluded"]) if sealed is not None else (),
         place=spot(sealed.place) if sealed is not None else None,
-        branches=_branches(own),
-        rewards=_rewards(story, own, sealed),
+        branches=_branches(passages),
+        rewards=_rewards(story, passages, sealed),
         lineages=tuple(runs_of(one, entry, lost=lost) for one in sealed["lineages"]) if sealed is not None else (),
         trained=tuple(_trained(story, row, one, sealed) for row, one in training),
     )
@@ -237,8 +237,8 @@ def _may_have_trained(story: Story, sealed: Row[Trajectory]) -> bool:
     return any(sealed.place in row.places() for row in story.resolutions if row["kind"] == "ready")
 
 
-def _task(own: list[Passage]) -> str | None:
-    for passage in own:
+def _task(passages: list[Passage]) -> str | None:
+    for passage in passages:
         row = passage.row
         if row is not None and row["kind"] in ("episode_started", "episode_ended"):
             try:
@@ -248,43 +248,39 @@ def _task(own: list[Passage]) -> str | None:
     return None
 
 
-def _branches(own: list[Passage]) -> tuple[TraceAccount, ...]:
+def _branches(passages: list[Passage]) -> tuple[TraceAccount, ...]:
     turns: dict[str, list[EventAccount]] = {}
     parents: dict[str, str | None] = {}
-    told: set[str] = set()
+    seen: set[str] = set()
     requests = WholeRequests()
-    for passage in own:
+    for passage in passages:
         row = passage.row
-        if row is None or row["id"] in told:  # sent twice
+        if row is None or row["id"] in seen:  # sent twice
             continue
-        told.add(row["id"])
+        seen.add(row["id"])
         turns.setdefault(row["trajectory"], []).append(_turn(passage, row, requests))
         parents.setdefault(row["trajectory"], row["parent_trajectory"])
-    return tuple(TraceAccount(id, parents[id], tuple(found)) for id, found in turns.items())
+    return tuple(TraceAccount(id, parents[id], tuple(events)) for id, events in turns.items())
 
 
 def _turn(passage: Passage, row: Row[Event], requests: WholeRequests) -> EventAccount:
     notes = [f"{letter['stage']}: {letter['reason']} ({letter['detail']})" for letter in passage.letters]
     if passage.event is None and not passage.letters:
         notes.append("not refined yet")
-    governance = row["governance"]
-    if governance is not None and governance["eligibility"] in ("denied", "audit_only"):
-        notes.append(f"{governance['eligibility']}: {governance['reason']}")
-    if governance is not None and governance["redaction"] != "none_needed":
-        notes.append(f"redaction {governance['redaction']}")
-    said = texts_in(passage.event, requests) if passage.event is not None else []
+    notes += governance_notes(row)
+    texts = texts_in(passage.event, requests) if passage.event is not None else []
     step = row["step"] if row["source_seq"] is not None else None
     return EventAccount(
-        step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(said), tuple(notes)
+        step, row["kind"], event_line(row), row["event_time"], spot(row.place), tuple(texts), tuple(notes)
     )
 
 
-def _rewards(story: Story, own: list[Passage], sealed: Row[Trajectory] | None) -> tuple[AccountedReward, ...]:
+def _rewards(story: Story, passages: list[Passage], sealed: Row[Trajectory] | None) -> tuple[AccountedReward, ...]:
     """Rewards of this trajectory, and those of the whole group."""
     counted = {(one["source"], one["reward_id"]) for one in sealed["rewards"]} if sealed is not None else set()
     out: list[AccountedReward] = []
-    shared = [p for p in story.passages if p not in own and p.row is not None and p.row["kind"] == "reward"]
-    for passage in [*own, *shared]:
+    shared = [p for p in story.passages if p not in passages and p.row is not None and p.row["kind"] == "reward"]
+    for passage in [*passages, *shared]:
         row = passage.row
         if row is None or row["kind"] != "reward":
             continue
@@ -324,8 +320,8 @@ def _fate(passage: Passage, body: Reward, counted: set[tuple[str, str]], *, seal
 def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> TrainedIn:
     places = {place_of(place) for place in group["trajectories"]}
     rewards = [one["reward"] for one in story.samples if one.place in places and one["reward"] is not None]
-    own = sealed["reward"] if sealed is not None else None
-    advantage = own - fmean(rewards) if own is not None and rewards else None
+    reward = sealed["reward"] if sealed is not None else None
+    advantage = reward - fmean(rewards) if reward is not None and rewards else None
     batch = {
         name: value
         for name, value in sorted(row["metrics"].items())

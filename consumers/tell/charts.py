@@ -86,7 +86,7 @@ def finish(svg: str, name: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", svg, count=2)
-    svg = re.sub(r"#0102([0-9a-f]{2})", lambda found: f"var(--{_NAMES[int(found[1], 16)]})", svg)
+    svg = re.sub(r"#0102([0-9a-f]{2})", lambda match: f"var(--{_NAMES[int(match[1], 16)]})", svg)
     svg = re.sub(r' id="(?!p[0-9a-f]{10}|m[0-9a-f]{10}|C)[^"]*"', "", svg)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="chart: {escape(name)}"', 1)
     return re.sub(r"\n\s*", "\n", svg).strip()
@@ -107,9 +107,9 @@ class Chart:
     legend: tuple[tuple[str, str], ...] = ()
 
 
-def reward(found: Summary) -> Chart:
+def reward(summary: Summary) -> Chart:
     """Mean reward by version, the middle of its groups, and the means of both ends."""
-    steps = [step for step in found.steps if step.reward == step.reward]
+    steps = [step for step in summary.steps if step.reward == step.reward]
     versions = [step.version for step in steps]
     with Drawing("reward", WIDE, 3.3) as drawing:
         axes = drawing.axes
@@ -117,9 +117,9 @@ def reward(found: Summary) -> Chart:
             versions, [s.low for s in steps], [s.high for s in steps], color=COLOUR["c1"], alpha=0.14, lw=0
         )
         axes.plot(versions, [s.reward for s in steps], color=COLOUR["c1"], marker="o", markersize=2.6)
-        if found.edges is not None and len(steps) > 3:
+        if summary.edges is not None and len(steps) > 3:
             edge = min(10, len(steps) // 2)
-            for mean, part in ((found.edges[0], versions[:edge]), (found.edges[1], versions[-edge:])):
+            for mean, part in ((summary.edges[0], versions[:edge]), (summary.edges[1], versions[-edge:])):
                 axes.plot([part[0], part[-1]], [mean, mean], color=COLOUR["c2"], lw=2.4)
                 axes.annotate(
                     f"{mean:.3f}",
@@ -131,20 +131,20 @@ def reward(found: Summary) -> Chart:
                     weight="bold",
                     bbox={"boxstyle": "round,pad=0.15", "color": COLOUR["card"], "alpha": 0.8, "lw": 0},
                 )
-        for fault in found.faults:
+        for fault in summary.faults:
             axes.axvline(fault.version, color=COLOUR["c4"], lw=0.9, ls=(0, (2, 2)))
         axes.set_xlabel("version")
         axes.margins(x=0.015)
     legend = [("c1", "mean reward of the batch"), ("c2", "mean of the first and last versions")]
-    legend += [("c4", "learners changed")] if found.faults else []
+    legend += [("c4", "learners changed")] if summary.faults else []
     return Chart(drawing.svg, tuple(legend))
 
 
-def staleness(found: Summary) -> Chart:
+def staleness(summary: Summary) -> Chart:
     """How many versions behind the oldest and the newest token of each trained group were."""
-    heads = [age for step in found.steps for age in step.heads]
-    tails = [age for step in found.steps for age in step.tails]
-    eta = max(found.etas, default=0)
+    heads = [age for step in summary.steps for age in step.heads]
+    tails = [age for step in summary.steps for age in step.tails]
+    eta = max(summary.etas, default=0)
     top = min(max([*heads, *tails, eta, 1]), bounds.ETA)  # what records say has no bound
     ages = np.arange(top + 1)
     with Drawing("staleness", HALF, 2.9) as drawing:
@@ -166,9 +166,9 @@ def staleness(found: Summary) -> Chart:
     return Chart(drawing.svg, (("c1", "oldest token (head)"), ("c3", "newest token (tail)")))
 
 
-def staleness_by_version(found: Summary) -> Chart:
+def staleness_by_version(summary: Summary) -> Chart:
     """The same over time."""
-    steps = [step for step in found.steps if step.heads]
+    steps = [step for step in summary.steps if step.heads]
     with Drawing("staleness-over-time", HALF, 2.9) as drawing:
         axes = drawing.axes
         versions = [step.version for step in steps]
@@ -183,13 +183,13 @@ def staleness_by_version(found: Summary) -> Chart:
     return Chart(drawing.svg, (("c1", "head, mean and oldest"), ("c3", "tail, mean"), ("c2", "η")))
 
 
-def learners(found: Summary) -> Chart:
+def learners(summary: Summary) -> Chart:
     """Who computed which share of each version's tokens."""
-    members = list(dict.fromkeys(member for step in found.steps for member, _, _ in step.shares))
-    versions = [step.version for step in found.steps]
+    members = list(dict.fromkeys(member for step in summary.steps for member, _, _ in step.shares))
+    versions = [step.version for step in summary.steps]
     with Drawing("learners", WIDE, 2.5) as drawing:
         axes = drawing.axes
-        _stack(axes, versions, [[_share(step, member) for step in found.steps] for member in members])
+        _stack(axes, versions, [[_share(step, member) for step in summary.steps] for member in members])
         axes.set_ylim(0, 100)
         axes.set_xlabel("version")
         axes.set_ylabel("% of tokens")
@@ -215,9 +215,9 @@ def _share(step: CommittedVersion, member: str) -> float:
     return 100 * sum(tokens for name, _, tokens in step.shares if name == member) / total if total else 0.0
 
 
-def groups(found: Summary) -> Chart:
+def groups(summary: Summary) -> Chart:
     """Tickets granted, groups resolved and groups trained, counted up over time."""
-    flow = found.flow
+    flow = summary.flow
     with Drawing("groups", HALF, 2.9) as drawing:
         axes = drawing.axes
         if flow.times:
@@ -232,9 +232,9 @@ def groups(found: Summary) -> Chart:
     return Chart(drawing.svg, (("c4", "granted"), ("c1", "ready"), ("c3", "trained"), ("c2", "ended otherwise")))
 
 
-def funnel(found: Summary) -> Chart:
+def funnel(summary: Summary) -> Chart:
     """How many groups came how far, and where the others are."""
-    stages = found.funnel
+    stages = summary.funnel
     with Drawing("funnel", HALF, 2.9) as drawing:
         axes = drawing.axes
         axes.grid(False)
@@ -261,12 +261,12 @@ def _left(stage: FunnelStage) -> str:
     return "without " + ", ".join(parts) if parts else ""
 
 
-def time(found: Summary) -> Chart:
+def time(summary: Summary) -> Chart:
     """Where each version's time went, by phase."""
-    names = [name for name, _ in found.phases()]
+    names = [name for name, _ in summary.phases()]
     shown, rest = names[:7], names[7:]
-    versions = [step.version for step in found.steps]
-    phases = [dict(step.phases) for step in found.steps]
+    versions = [step.version for step in summary.steps]
+    phases = [dict(step.phases) for step in summary.steps]
     rows = [[seconds.get(name, 0.0) for seconds in phases] for name in shown]
     if rest:
         rows.append([sum(seconds.get(name, 0.0) for name in rest) for seconds in phases])
@@ -280,11 +280,11 @@ def time(found: Summary) -> Chart:
     return Chart(drawing.svg, tuple(legend))
 
 
-def pace(found: Summary) -> Chart:
+def pace(summary: Summary) -> Chart:
     """Seconds between commits, and tokens trained per second."""
-    steps = [step for step in found.steps if step.seconds]
+    steps = [step for step in summary.steps if step.seconds]
     versions = [step.version for step in steps]
-    moved = {fault.version for fault in found.faults}
+    moved = {fault.version for fault in summary.faults}
     with Drawing("pace", HALF, 2.9, rows=2) as drawing:
         gaps, speed = drawing.all
         _stack(gaps, versions, [[step.seconds for step in steps]])
@@ -297,12 +297,12 @@ def pace(found: Summary) -> Chart:
         speed.set_xlabel("version")
         speed.margins(x=0.01)
     legend = [("c1", "seconds since the version before"), ("c3", "tokens per second")]
-    return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if found.faults else [])))
+    return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if summary.faults else [])))
 
 
 ALL = (reward, staleness, staleness_by_version, learners, groups, funnel, time, pace)
 
 
-def draw(found: Summary) -> dict[str, Chart]:
+def draw(summary: Summary) -> dict[str, Chart]:
     """Every chart by name; none while there is no version to draw."""
-    return {chart.__name__: chart(found) for chart in ALL} if found.steps else {}
+    return {chart.__name__: chart(summary) for chart in ALL} if summary.steps else {}

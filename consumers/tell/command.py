@@ -6,7 +6,8 @@ Invariant: a page is written by one rename, for nobody but its owner to read."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -47,39 +48,35 @@ class WhyAnswer(NamedTuple):
     known: bool
 
 
-class Shown(NamedTuple):
+class View(NamedTuple):
     """An answer for people and for programs."""
 
     tree: RenderableType
     json: dict[str, Any]
 
 
-def explain(settings: Settings, wanted: str, *, text: bool = False, width: int | None = None) -> WhyAnswer:
+@contextmanager
+def open_topics(settings: Settings) -> Iterator[PolicyTopics]:
+    """The topics of the configured policy. Raises BusError when the log cannot be read."""
+    with history(settings) as bus:
+        yield PolicyTopics(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
+
+
+def explain(settings: Settings, id: str, *, text: bool = False, width: int | None = None) -> WhyAnswer:
     """What became of an event, reply, call, session, group, ticket, prompt or reward. text: with what was said; width:
     of the terminal that shows it, None where lines may be of any width.
 
     Raises BusError when the log cannot be read."""
-    with history(settings) as bus:
-        resolve = claims(settings).resolve
-        return explain_in(bus, settings.namespace, settings.policy.name, wanted, resolve, text=text, width=width)
+    with open_topics(settings) as topics:
+        return explain_in(topics, id, text=text, width=width)
 
 
-def explain_in(
-    bus: Bus,
-    namespace: str,
-    policy: str,
-    wanted: str,
-    resolve: Resolve = as_stored,
-    *,
-    text: bool = False,
-    width: int | None = None,
-) -> WhyAnswer:
-    """The same for any bus. resolve: reads claims of large records."""
-    topics = PolicyTopics(bus, namespace, policy, resolve)
-    wanted = wanted.strip()
-    subject = find(topics, wanted) if wanted else None
+def explain_in(topics: PolicyTopics, id: str, *, text: bool = False, width: int | None = None) -> WhyAnswer:
+    """The same for topics that are open."""
+    id = id.strip()
+    subject = find(topics, id) if id else None
     if subject is None:
-        return WhyAnswer(clean(_unknown(topics, namespace, wanted)), known=False)
+        return WhyAnswer(clean(_unknown(topics, id)), known=False)
     tickets = [find(topics, str(ticket)) for ticket in subject.tickets[:MOST_TICKETS]]
     out = StringIO()
     console = Terminal(file=out, width=width, highlight=False)
@@ -90,94 +87,89 @@ def explain_in(
     return WhyAnswer(out.getvalue().rstrip(), known=True)
 
 
-def _unknown(topics: PolicyTopics, namespace: str, wanted: str) -> str:
+def _unknown(topics: PolicyTopics, id: str) -> str:
     """What to say of an id that names nothing in this policy."""
-    if wanted and (others := sorted(topics.others(wanted))):
+    if id and (others := sorted(topics.others(id))):
         return (
-            f"{wanted!r} is of policy {' and '.join(others)}, not of {topics.policy}: "
-            f"ask `millrace --set policy.name={others[0]} why {wanted}`."
+            f"{id!r} is of policy {' and '.join(others)}, not of {topics.policy}: "
+            f"ask `millrace --set policy.name={others[0]} why {id}`."
         )
     return (
-        f"Nothing is known of {wanted!r} in {namespace}: no event, reply, call, session, group, ticket, prompt or "
+        f"Nothing is known of {id!r} in {topics.namespace}: no event, reply, call, session, group, ticket, prompt or "
         f"reward of policy {topics.policy} has this id. Ids are compared whole; raw events are kept for a short time "
         "only."
     )
 
 
 def show(
-    settings: Settings, wanted: str, *, tokens: bool = False, tokenizer: Path | None = None, out: Path | None = None
-) -> Shown:
+    settings: Settings, id: str, *, tokens: bool = False, tokenizer: Path | None = None, out: Path | None = None
+) -> View:
     """One trajectory by the id of it, of its attempt, of an event or call in it, or by a place. tokens: token by token;
     tokenizer: a model directory whose tokenizer spells them, else a kept version's; out: also write the page there.
 
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
-    with history(settings) as bus:
-        resolve = claims(settings).resolve
-        topics = PolicyTopics(bus, settings.namespace, settings.policy.name, resolve)
-        episode = account_of(topics, wanted)
+    with open_topics(settings) as topics:
+        episode = account_of(topics, id)
         spell = speller(tokenizer, topics) if tokens or out is not None else None
         if out is not None:
             durable.write(out, account_page(episode, spell), sync=False)
-    return Shown(account_tree(episode, tokens=tokens, spell=spell), episode.as_json())
+    return View(account_tree(episode, tokens=tokens, spell=spell), episode.as_json())
 
 
-def account_of(topics: PolicyTopics, wanted: str) -> Account:
+def account_of(topics: PolicyTopics, id: str) -> Account:
     """The account of the one trajectory that is meant. Raises LookError."""
-    ids = one_of(episodes(topics, wanted), wanted, topics)
+    ids = one_of(episodes(topics, id), id, topics)
     return account(tell(topics, Subject(ids.id, "trajectory", ids.group, ids.key, None, ids.id)), ids)
 
 
-def one_of(candidates: Sequence[EpisodeIds], wanted: str, topics: PolicyTopics) -> EpisodeIds:
+def one_of(candidates: Sequence[EpisodeIds], id: str, topics: PolicyTopics) -> EpisodeIds:
     """The one candidate. Raises LookError for none or several, which it names."""
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
-        if others := sorted(topics.others(wanted)):
+        if others := sorted(topics.others(id)):
             ask = f"ask with `--set policy.name={others[0]}` in front"
-            raise LookError(f"{wanted!r} is of policy {' and '.join(others)}, not of {topics.policy}: {ask}")
+            raise LookError(f"{id!r} is of policy {' and '.join(others)}, not of {topics.policy}: {ask}")
         raise LookError(
-            f"nothing is known of {wanted!r} in policy {topics.policy}: give the id of a trajectory, attempt, event or "
+            f"nothing is known of {id!r} in policy {topics.policy}: give the id of a trajectory, attempt, event or "
             "call, or a place as topic[partition]@offset; ids are compared whole"
         )
     lines = [f"  {one.id}  group {one.group}, tenant {one.tenant}, attempt {one.attempt}" for one in candidates[:MOST]]
     lines += [f"  and {len(candidates) - MOST} more"] if len(candidates) > MOST else []
     names = "\n".join(lines)
-    raise LookError(clean(f"{wanted!r} names {len(candidates)} trajectories; ask for one of them:\n{names}"))
+    raise LookError(clean(f"{id!r} names {len(candidates)} trajectories; ask for one of them:\n{names}"))
 
 
-def lineage(settings: Settings, wanted: str, *, task: bool = False) -> Shown:
+def lineage(settings: Settings, id: str, *, task: bool = False) -> View:
     """The lineage of a version, a trajectory or a task. task: it is the id of a task, whatever it looks like.
 
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
-    with history(settings) as bus:
-        resolve = claims(settings).resolve
-        return lineage_in(bus, settings.namespace, settings.policy.name, wanted, resolve, task=task)
+    with open_topics(settings) as topics:
+        return lineage_in(topics, id, task=task)
 
 
-def lineage_in(
-    bus: Bus, namespace: str, policy: str, wanted: str, resolve: Resolve = as_stored, *, task: bool = False
-) -> Shown:
-    """The same for any bus. A version as policy@version may be of any policy of the deployment."""
-    topics = PolicyTopics(bus, namespace, policy, resolve)
-    match = VERSION.fullmatch(wanted)
+def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> View:
+    """The same for topics that are open. A version as policy@version may be of any policy of the deployment."""
+    policy = topics.policy
+    match = VERSION.fullmatch(id)
     if not task and match and match["policy"] not in (None, policy) and match["policy"] in topics.policies():
         policy, topics = match["policy"], topics.of(match["policy"])
     version = int(match["number"]) if match and match["policy"] in (None, policy) else None
     if not task and version is not None and (of := of_version(topics, version)) is not None:
-        return Shown(version_tree(of), {"kind": "version", **finite(asdict(of))})
-    if (answers := of_task(topics, wanted)) is not None:
-        return Shown(task_tree(answers, policy), {"kind": "task", **finite(asdict(answers))})
+        return View(version_tree(of), {"kind": "version", **finite(asdict(of))})
+    if (answers := of_task(topics, id)) is not None:
+        return View(task_tree(answers, policy), {"kind": "task", **finite(asdict(answers))})
     if task:
-        raise LookError(f"no task {wanted!r} was granted or answered in policy {policy}: ids are compared whole")
+        raise LookError(f"no task {id!r} was granted or answered in policy {policy}: ids are compared whole")
     if version is not None:
         newest = max((row["version"] for row in topics.rows(WEIGHTS)), default=None)
         known = "it has no version" if newest is None else f"its newest is {newest}"
-        raise LookError(f"policy {policy} has no version {wanted}: {known}")
-    one = one_of(episodes(topics, wanted), wanted, topics)
+        raise LookError(f"policy {policy} has no version {id}: {known}")
+    one = one_of(episodes(topics, id), id, topics)
     sealed = of_trajectory(topics, one)
     if sealed is None:
         raise LookError(f"trajectory {one.id} is not sealed, so nothing trained on it: ask `millrace why {one.id}`")
-    return Shown(trajectory_tree(sealed, policy), {"kind": "trajectory", **finite(asdict(sealed))})
+    return View(trajectory_tree(sealed, policy), {"kind": "trajectory", **finite(asdict(sealed))})
 
 
 def speller(directory: Path | None, topics: PolicyTopics) -> Spell | None:

@@ -125,3 +125,16 @@ def event_line(row: Row[Event]) -> str:
             return f"gap: {gap['missed']} events lost, {gap['reason']}"
         case kind:
             return str(kind).replace("_", " ")
+
+
+def governance_notes(event: Row[Event], *, findings: bool = False) -> list[str]:
+    """What refine did to an event that is out of the ordinary. findings: with what was taken out of it."""
+    governance, notes = event["governance"], list[str]()
+    if governance is None:
+        return notes
+    if governance["eligibility"] in ("denied", "audit_only"):
+        notes.append(f"{governance['eligibility']}: {governance['reason']}")
+    if governance["redaction"] != "none_needed":
+        counts = ", ".join(f"{count} {what}" for what, count in sorted(governance["counts"].items()))
+        notes.append(f"redaction {governance['redaction']}" + (f": {counts or 'no findings'}" if findings else ""))
+    return notes

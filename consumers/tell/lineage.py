@@ -33,14 +33,14 @@ class FamilyVersion:
 
 
 @dataclass(slots=True)
-class PolicyRecords:
+class PolicyVersions:
     """The versions of a policy."""
 
     weights: dict[int, Row[WeightVersion]] = field(default_factory=dict)
     ledger: dict[int, Row[LedgerEntry]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, topics: PolicyTopics) -> PolicyRecords:
+    def read(cls, topics: PolicyTopics) -> PolicyVersions:
         """Read them."""
         return cls(
             {row["version"]: row for row in topics.rows(WEIGHTS)},
@@ -54,7 +54,7 @@ class Family:
     def __init__(self, topics: PolicyTopics) -> None:
         self.policy = topics.policy
         names = dict.fromkeys([topics.policy, *topics.policies()])
-        self.records = {name: PolicyRecords.read(topics.of(name)) for name in names}
+        self.records = {name: PolicyVersions.read(topics.of(name)) for name in names}
         self._born: dict[FamilyVersion, list[FamilyVersion]] = defaultdict(list)
         for policy, records in self.records.items():
             for number in sorted(records.weights):
@@ -63,7 +63,7 @@ class Family:
                     self._born[parent].append(child)
 
     @property
-    def own(self) -> PolicyRecords:
+    def own(self) -> PolicyVersions:
         """Those of the policy that is asked about."""
         return self.records[self.policy]
 
@@ -91,13 +91,13 @@ class Family:
 
     def descendants(self, of: Sequence[FamilyVersion]) -> tuple[FamilyVersion, ...]:
         """Every version that descends from one of these."""
-        found: set[FamilyVersion] = set()
+        out: set[FamilyVersion] = set()
         ahead = list(of)
         while ahead:
-            new = [child for child in self.children(ahead.pop()) if child not in found]
-            found.update(new)
+            new = [child for child in self.children(ahead.pop()) if child not in out]
+            out.update(new)
             ahead += new
-        return self.ordered(found)
+        return self.ordered(out)
 
     def ordered(self, versions: Iterable[FamilyVersion]) -> tuple[FamilyVersion, ...]:
         """By policy and number."""
@@ -105,13 +105,13 @@ class Family:
 
     def trained(self) -> dict[Place, tuple[FamilyVersion, ...]]:
         """The versions, of any policy, that trained on the trajectory at each place."""
-        found: dict[Place, dict[FamilyVersion, None]] = defaultdict(dict)
+        out: dict[Place, dict[FamilyVersion, None]] = defaultdict(dict)
         for policy, records in self.records.items():
             for number, entry in sorted(records.ledger.items()):
                 for group in entry["groups"]:
                     for place in group["trajectories"] if group["lost"] is None else ():
-                        found[place_of(place)][FamilyVersion(policy, number)] = None
-        return {place: tuple(versions) for place, versions in found.items()}
+                        out[place_of(place)][FamilyVersion(policy, number)] = None
+        return {place: tuple(versions) for place, versions in out.items()}
 
 
 CHUNK = 256
@@ -232,13 +232,13 @@ def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajecto
     for place in places:
         if (policy := topics.whose(TRAJECTORIES, place)) is not None:
             by_policy[policy].append(place)
-    found = {
+    by_place = {
         row.place: row
         for policy, some in by_policy.items()
         for row in topics.of(policy).fetch(TRAJECTORIES, some)
         if row is not None
     }
-    return [found[place] for place in places if place in found]
+    return [by_place[place] for place in places if place in by_place]
 
 
 def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[Reached, ...], int]:
@@ -358,4 +358,4 @@ def totals(members: Iterable[LineageMember]) -> dict[str, Any]:
         out["engines"].update(member.engines)
         out["sampled"].update({FamilyVersion(member.policy, number): many for number, many in member.sampled.items()})
         out["trained"].update(member.trained)
-    return {name: dict(sorted(found.items())) for name, found in out.items()}
+    return {name: dict(sorted(counts.items())) for name, counts in out.items()}

@@ -26,31 +26,31 @@ SHOWN = 20
 """members of one list that are named"""
 
 
-def version_tree(found: VersionLineage) -> Tree:
+def version_tree(lineage: VersionLineage) -> Tree:
     """A version: what came before it, what trained it, what came of it."""
-    own = found.policy
-    root = Tree(Text(f"version {found.version} of {own}  {found.digest[:12]}", "bold"))
+    own = lineage.policy
+    root = Tree(Text(f"version {lineage.version} of {own}  {lineage.digest[:12]}", "bold"))
     back = root.add(Text("from", "bold cyan"))
-    back.add(Text(f"versions {_versions(found.parents, own)}" if found.parents else "no version: it is the first"))
-    together = totals(found.members)
+    back.add(Text(f"versions {_versions(lineage.parents, own)}" if lineage.parents else "no version: it is the first"))
+    together = totals(lineage.members)
     for name in ("tenants", "engines"):
         if together[name]:
-            back.add(Text(f"{name}: {_counted(together[name])}"))
+            back.add(Text(f"{name}: {_counts(together[name])}"))
     if together["sampled"]:
-        back.add(Text(f"sampled by versions: {_counted(_named(together['sampled'], own), 'tokens')}"))
-    if found.groups:
-        trained = back.add(Text(f"{len(found.groups)} groups, {len(found.members)} trajectories"))
-        for group in found.groups[:SHOWN]:
+        back.add(Text(f"sampled by versions: {_counts(_by_name(together['sampled'], own), 'tokens')}"))
+    if lineage.groups:
+        trained = back.add(Text(f"{len(lineage.groups)} groups, {len(lineage.members)} trajectories"))
+        for group in lineage.groups[:SHOWN]:
             _members(trained.add(Text(_group(group))), group.members, own)
-        _more(trained, len(found.groups))
+        _more(trained, len(lineage.groups))
     ahead = root.add(Text("to", "bold cyan"))
-    children = f"trained on by versions {_versions(found.children, own)}" if found.children else "no later version"
+    children = f"trained on by versions {_versions(lineage.children, own)}" if lineage.children else "no later version"
     ahead.add(Text(children))
-    for into in found.reached:
+    for into in lineage.reached:
         name = _version(FamilyVersion(into.policy, into.version), own)
         ahead.add(Text(f"version {name} trained on {into.groups} group{'s' * (into.groups != 1)} sampled around it"))
-    if found.waiting:
-        ahead.add(Text(f"{found.waiting} group{'s' * (found.waiting != 1)} sampled around it, waiting for a batch"))
+    if lineage.waiting:
+        ahead.add(Text(f"{lineage.waiting} group{'s' * (lineage.waiting != 1)} sampled around it, waiting for a batch"))
     return root
 
 
@@ -65,30 +65,30 @@ def _group(group: LineageGroup) -> str:
     return ", ".join(filter(None, [*names, f"group {group.id}", lost, gone]))
 
 
-def trajectory_tree(found: TrajectoryLineage, own: str) -> Tree:
+def trajectory_tree(lineage: TrajectoryLineage, own: str) -> Tree:
     """A trajectory: what sampled it, what trained on it. own: the policy that is asked about."""
-    member = found.member
+    member = lineage.member
     root = Tree(Text(f"trajectory {member.id} of task {member.task}, group {member.group}", "bold"))
     back = root.add(Text("from", "bold cyan"))
     sampled = {_version(FamilyVersion(member.policy, number), own): many for number, many in member.sampled.items()}
-    back.add(Text(f"sampled by versions: {_counted(sampled, 'tokens') or 'none'}"))
-    if found.parents:
-        back.add(Text(f"which descend from versions {_versions(found.parents, own)}"))
+    back.add(Text(f"sampled by versions: {_counts(sampled, 'tokens') or 'none'}"))
+    if lineage.parents:
+        back.add(Text(f"which descend from versions {_versions(lineage.parents, own)}"))
     back.add(Text(f"engines: {', '.join(member.engines) or 'not in the log any more'}"))
     ahead = root.add(Text("to", "bold cyan"))
-    ahead.add(Text(_trained(member, own) or "trained no version"))
-    if found.children:
-        ahead.add(Text(f"from which versions {_versions(found.children, own)} descend"))
+    ahead.add(Text(_training(member, own) or "trained no version"))
+    if lineage.children:
+        ahead.add(Text(f"from which versions {_versions(lineage.children, own)} descend"))
     return root
 
 
-def task_tree(found: TaskLineage, own: str) -> Tree:
+def task_tree(lineage: TaskLineage, own: str) -> Tree:
     """A task: who answered it, and what trained on the answers. own: the policy that is asked about."""
-    root = Tree(Text(f"task {found.task}: {len(found.members)} trajectories", "bold"))
-    together = totals(found.members)
-    if found.tickets:
-        root.add(Text(f"tickets {spans(found.tickets)}"))
-    for kind, count in found.unfinished.items():
+    root = Tree(Text(f"task {lineage.task}: {len(lineage.members)} trajectories", "bold"))
+    together = totals(lineage.members)
+    if lineage.tickets:
+        root.add(Text(f"tickets {spans(lineage.tickets)}"))
+    for kind, count in lineage.unfinished.items():
         root.add(Text(f"{count} {kind}", "yellow"))
     for name, words, unit in (
         ("tenants", "tenants", ""),
@@ -97,23 +97,23 @@ def task_tree(found: TaskLineage, own: str) -> Tree:
         ("trained", "trained versions", ""),
     ):
         if together[name]:
-            counted = _named(together[name], own) if name in ("sampled", "trained") else together[name]
-            root.add(Text(f"{words}: {_counted(counted, unit)}"))
-    _members(root, found.members, own)
+            counts = _by_name(together[name], own) if name in ("sampled", "trained") else together[name]
+            root.add(Text(f"{words}: {_counts(counts, unit)}"))
+    _members(root, lineage.members, own)
     return root
 
 
 def _members(parent: Tree, members: Sequence[LineageMember], own: str) -> None:
     for member in members[:SHOWN]:
         reward = "no reward" if member.reward is None else f"reward {member.reward:.4g}"
-        into = f", {_trained(member, own)}" if member.trained else ""
+        into = f", {_training(member, own)}" if member.trained else ""
         versions = [FamilyVersion(member.policy, number) for number in member.sampled]
         sampled = f", sampled by {_versions(versions, own)}" if versions else ""
         parent.add(Text(f"{member.id}: {member.split}, task {member.task}, {reward}{sampled}{into}"))
     _more(parent, len(members))
 
 
-def _trained(member: LineageMember, own: str) -> str:
+def _training(member: LineageMember, own: str) -> str:
     """The versions that trained on it; nothing where there is none."""
     many = "s" * (len(member.trained) != 1)
     return f"trained version{many} {_versions(member.trained, own)}" if member.trained else ""
@@ -129,7 +129,7 @@ def _version(version: FamilyVersion, own: str) -> str:
 
 
 def _versions(versions: Iterable[FamilyVersion], own: str) -> str:
-    """Spans of versions, the policy's own first: `0–2, dev@0–30`."""
+    """Spans of versions, the policy's OWN first: `0–2, dev@0–30`."""
     ordered = sorted(versions, key=lambda one: (one.policy != own, one))
     return ", ".join(
         ("" if policy == own else f"{policy}@") + spans([one.version for one in some])
@@ -137,11 +137,11 @@ def _versions(versions: Iterable[FamilyVersion], own: str) -> str:
     )
 
 
-def _named(found: Mapping[FamilyVersion, int], own: str) -> dict[str, int]:
-    return {_version(version, own): count for version, count in found.items()}
+def _by_name(counts: Mapping[FamilyVersion, int], own: str) -> dict[str, int]:
+    return {_version(version, own): count for version, count in counts.items()}
 
 
-def _counted(found: dict[Any, int], unit: str = "") -> str:
+def _counts(counts: dict[Any, int], unit: str = "") -> str:
     unit = f" {unit}" if unit else ""
-    shown = [f"{name} ({count:,}{unit})" for name, count in list(found.items())[:SHOWN]]
-    return ", ".join(shown) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    shown = [f"{name} ({count:,}{unit})" for name, count in list(counts.items())[:SHOWN]]
+    return ", ".join(shown) + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")

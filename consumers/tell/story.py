@@ -136,10 +136,10 @@ def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
             if row.name == "Event" and row["source_place"] is not None:
                 place = place_of(row["source_place"])
                 passages.setdefault(place, Passage(None, raw_place=place)).event = row
-    found = [passages[place] for place in sorted(passages)]
-    rows = [passage.row for passage in found if passage.row is not None]
+    in_order = [passages[place] for place in sorted(passages)]
+    rows = [passage.row for passage in in_order if passage.row is not None]
     own = {row["root_trajectory"] for row in rows if _is_ours(row, topics) and row["kind"] != "model_call"}
-    return [p for p in found if p.row is None or _is_ours(p.row, topics) or p.row["root_trajectory"] in own]
+    return [p for p in in_order if p.row is None or _is_ours(p.row, topics) or p.row["root_trajectory"] in own]
 
 
 def _is_ours(row: Row[Event], topics: PolicyTopics) -> bool:
@@ -156,9 +156,9 @@ def _letters(topics: PolicyTopics, story: Story) -> None:
         if passage.event is not None:
             by_place[passage.event.place] = passage
     for row in topics.rows(DEAD_LETTERS):
-        found = by_place.get(place_of(row["place"]))
-        if found is not None:
-            found.letters.append(row)
+        target = by_place.get(place_of(row["place"]))
+        if target is not None:
+            target.letters.append(row)
         elif story.subject.group is not None and row["group"] == story.subject.group:
             story.letters.append(row)
 

@@ -48,7 +48,7 @@ from millrace.schemas.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PolicyRecords:
     """What was read. Times are micros; `turns` holds, per `role/slot`, when each turn was written; `scores`:
     evaluations."""
 
@@ -66,7 +66,7 @@ class Reading:
     scores: list[Evaluation] = field(default_factory=list)
 
 
-def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_stored) -> Reading:
+def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_stored) -> PolicyRecords:
     """Read the small topics of a policy. `now` (micros) decides who counts as alive; `resolve` reads claims."""
     history = History(bus, namespace, policy, resolve)
 
@@ -78,7 +78,7 @@ def read(bus: Bus, namespace: str, policy: str, now: int, resolve: Resolve = as_
     for role in stages_of(policy):
         for record in history.records(turns_of(role)):
             turns.setdefault(f"{role}/{record.partition}", []).append(record.timestamp)
-    return Reading(
+    return PolicyRecords(
         namespace,
         policy,
         weights=fields(WEIGHTS),
@@ -301,41 +301,41 @@ def summary(bus: Bus, namespace: str, policy: str, now: int | None = None, resol
     return summary_of(read(bus, namespace, policy, now or now_micros(), resolve))
 
 
-def summary_of(found: Reading) -> Summary:
+def summary_of(records: PolicyRecords) -> Summary:
     """The summary of what was read."""
-    first = next((event for event in found.weights if event["version"] == 0), None)
-    groups = [row for row in found.resolutions if row["kind"] != "setting"]
-    steps = _steps(found)
+    first = next((event for event in records.weights if event["version"] == 0), None)
+    groups = [row for row in records.resolutions if row["kind"] != "setting"]
+    steps = _steps(records)
     unsolicited = sum(1 for row in groups if row["ticket"] is not None and not row["solicited"])
     return Summary(
-        namespace=found.namespace,
-        policy=found.policy,
-        time=found.now,
+        namespace=records.namespace,
+        policy=records.policy,
+        time=records.now,
         batch=first["batch"] if first else None,
         eta=first["eta"] if first else None,
         group_size=first["group_size"] if first else None,
         steps=steps,
-        granted=len({row["ticket"] for row in found.grants}) + unsolicited,
+        granted=len({row["ticket"] for row in records.grants}) + unsolicited,
         resolved=dict(Counter(row["kind"] for row in groups).most_common()),
         reasons=_reasons(groups),
-        settings=_settings(found),
+        settings=_settings(records),
         refused=tuple(
             (stage, reason, count)
-            for (stage, reason), count in Counter((r["stage"], r["reason"]) for r in found.dead_letters).most_common()
+            for (stage, reason), count in Counter((r["stage"], r["reason"]) for r in records.dead_letters).most_common()
         ),
-        flow=_flow(found, groups),
-        faults=changes(found.ledger),
-        silences=silences(found.turns, found.ledger),
-        workers=_workers(found),
-        evaluations=tuple(map(_scored, found.scores)),
+        flow=_flow(records, groups),
+        faults=changes(records.ledger),
+        silences=silences(records.turns, records.ledger),
+        workers=_workers(records),
+        evaluations=tuple(map(_score, records.scores)),
     )
 
 
-def _steps(found: Reading) -> tuple[CommittedVersion, ...]:
-    ready = {row["seq"]: row for row in found.resolutions if row["kind"] == "ready"}
+def _steps(records: PolicyRecords) -> tuple[CommittedVersion, ...]:
+    ready = {row["seq"]: row for row in records.resolutions if row["kind"] == "ready"}
     steps: list[CommittedVersion] = []
     before: LedgerEntry | None = None
-    for entry in found.ledger:
+    for entry in records.ledger:
         if entry["version"] > 0:
             batch = [ready[group["seq"]] for group in entry["groups"] if group["seq"] in ready]
             steps.append(_step(entry, batch, before))
@@ -392,9 +392,9 @@ def _cause(reason: str) -> str:
     return "; ".join(dict.fromkeys(re.sub(r"^\d+: ", "", part) for part in reason.split("; ")))
 
 
-def _settings(found: Reading) -> tuple[tuple[int, str, str, str], ...]:
+def _settings(records: PolicyRecords) -> tuple[tuple[int, str, str, str], ...]:
     out = []
-    for row in found.resolutions:
+    for row in records.resolutions:
         setting = row["setting"]
         if row["kind"] == "setting" and setting is not None:
             where = "at once"
@@ -406,12 +406,12 @@ def _settings(found: Reading) -> tuple[tuple[int, str, str, str], ...]:
     return tuple(out)
 
 
-def _flow(found: Reading, groups: Sequence[Resolution]) -> Flow:
+def _flow(records: PolicyRecords, groups: Sequence[Resolution]) -> Flow:
     """Cumulative counts at up to 300 moments between the first and the last."""
-    granted = sorted(row["time"] for row in found.grants if row["round"] == 0)
+    granted = sorted(row["time"] for row in records.grants if row["round"] == 0)
     ready = sorted(row["time"] for row in groups if row["kind"] == "ready")
     negative = sorted(row["time"] for row in groups if row["kind"] != "ready")
-    trained = sorted(entry["time"] for entry in found.ledger for _ in entry["groups"])
+    trained = sorted(entry["time"] for entry in records.ledger for _ in entry["groups"])
     moments = sorted([*granted, *ready, *negative, *trained])
     if not moments:
         return Flow((), (), (), (), ())
@@ -423,9 +423,9 @@ def _flow(found: Reading, groups: Sequence[Resolution]) -> Flow:
     return Flow(tuple(int(t) for t in times), counts(granted), counts(ready), counts(negative), counts(trained))
 
 
-def _workers(found: Reading) -> tuple[LastStatus, ...]:
+def _workers(records: PolicyRecords) -> tuple[LastStatus, ...]:
     newest: dict[tuple[str, str], WorkerStatus] = {}
-    for row in found.workers:
+    for row in records.workers:
         newest[row["worker"], row["incarnation"]] = row
     workers = [
         LastStatus(
@@ -435,7 +435,7 @@ def _workers(found: Reading) -> tuple[LastStatus, ...]:
             row["version"],
             row["url"] or f"{row['host']}, pid {row['pid']}",
             row["time"],
-            row["expires_at"] > found.now and row["state"] not in ("stopped", "failed"),
+            row["expires_at"] > records.now and row["state"] not in ("stopped", "failed"),
             row["error"],
         )
         for row in newest.values()
@@ -443,18 +443,19 @@ def _workers(found: Reading) -> tuple[LastStatus, ...]:
     return tuple(sorted(workers, key=lambda w: (not w.alive, w.role, w.name, w.time)))
 
 
-def _scored(said: Evaluation) -> Scored:
-    versions = said["versions"]
-    what = said["model"] if not versions else f"versions {min(versions)} to {max(versions)}"
-    mean, error = said["mean"], said["standard_error"]
+def _score(evaluation: Evaluation) -> Scored:
+    versions = evaluation["versions"]
+    what = evaluation["model"] if not versions else f"versions {min(versions)} to {max(versions)}"
+    mean, error = evaluation["mean"], evaluation["standard_error"]
     return Scored(
-        what if said["version"] is None else f"version {said['version']}",
-        said["tasks"],
-        f"{said['questions']} × {said['samples']}",
+        what if evaluation["version"] is None else f"version {evaluation['version']}",
+        evaluation["tasks"],
+        f"{evaluation['questions']} × {evaluation['samples']}",
         math.nan if mean is None else mean,
         math.nan if error is None else error,
         tuple(
-            (f"pass@{k}", value) for k, value in sorted(said["pass_at"].items(), key=lambda pair: (len(pair[0]), pair))
+            (f"pass@{k}", share)
+            for k, share in sorted(evaluation["pass_at"].items(), key=lambda one: (len(one[0]), one))
         ),
-        said["time"],
+        evaluation["time"],
     )

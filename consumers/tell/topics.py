@@ -12,7 +12,7 @@ from typing import Any
 from millrace.infra.log.base import Bus, Place, Record
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES, WEIGHTS, Kind, R, deployment_of
 from millrace.infra.log.history.reader import History, left_out
-from millrace.infra.log.history.rows import Resolve, Row
+from millrace.infra.log.history.rows import Resolve, Row, as_stored
 from millrace.infra.log.topics import NAME, full_name, partition_of
 from millrace.schemas.records import Event, Trajectory
 
@@ -27,24 +27,24 @@ def sought(id: str) -> bytes:
 class PolicyTopics:
     """The topics of one policy; a topic that does not exist reads as empty."""
 
-    def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve) -> None:
-        self.policy = policy
+    def __init__(self, bus: Bus, namespace: str, policy: str, resolve: Resolve = as_stored) -> None:
+        self.namespace, self.policy = namespace, policy
         self._history = History(bus, namespace, policy, resolve)
 
     def of(self, policy: str) -> PolicyTopics:
         """The topics of another policy of the same deployment."""
-        return PolicyTopics(self._history.bus, self._history.namespace, policy, self._history.resolve)
+        return PolicyTopics(self._history.bus, self.namespace, policy, self._history.resolve)
 
     def policies(self) -> list[str]:
         """Every policy of the deployment that has weights, sorted."""
-        names = self._history.bus.topics(full_name(self._history.namespace, ""))
-        found = [deployment_of(name)[1] for name in names if name.endswith(f".{WEIGHTS}")]
-        return sorted(policy for policy in found if NAME.fullmatch(policy))
+        names = self._history.bus.topics(full_name(self.namespace, ""))
+        policies = [deployment_of(name)[1] for name in names if name.endswith(f".{WEIGHTS}")]
+        return sorted(policy for policy in policies if NAME.fullmatch(policy))
 
     def whose(self, kind: str, place: Place) -> str | None:
         """The policy in whose topic of a kind, which policies do not share, a place lies; None for any other topic."""
-        policy = place.topic.removeprefix(full_name(self._history.namespace, "")).removesuffix(f".{kind}")
-        return policy if full_name(self._history.namespace, f"{policy}.{kind}") == place.topic else None
+        policy = place.topic.removeprefix(full_name(self.namespace, "")).removesuffix(f".{kind}")
+        return policy if full_name(self.namespace, f"{policy}.{kind}") == place.topic else None
 
     def count(self, kind: str) -> int:
         """How many partitions a kind of topic has; 0 where there is none."""
@@ -75,8 +75,8 @@ class PolicyTopics:
 
     def fetch(self, kind: Kind[R], places: Sequence[Place]) -> list[Row[R] | None]:
         """The rows at places, same order; None where nothing readable lies, or what lies there is another policy's."""
-        found = self._history.fetch(kind, places, left_out)
-        return [row if row is not None and self._is_ours(row) else None for row in found]
+        rows = self._history.fetch(kind, places, left_out)
+        return [row if row is not None and self._is_ours(row) else None for row in rows]
 
     def _is_ours(self, row: Row[Any]) -> bool:
         return bool(row.record.get("policy", self.policy) == self.policy)

@@ -25,13 +25,12 @@ from millrace.consumers.tell.account import (
     texts_of,
     training_lines,
 )
-from millrace.consumers.tell.events import event_line, texts_in
+from millrace.consumers.tell.events import event_line, governance_notes, texts_in
 from millrace.consumers.tell.story import Passage, Story, verdict
 from millrace.infra.log.history.requests import WholeRequests
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.records import (
     Completion,
-    Event,
     Resolution,
     Trajectory,
 )
@@ -42,11 +41,11 @@ def story_tree(story: Story, *, text: bool = False) -> Tree:
     subject = story.subject
     tree = Tree(Text.assemble((f"{subject.kind} {subject.id}", "bold"), ": ", (verdict(story), "bold green")))
     for grant in story.grants:
-        again = f", round {grant['round']} for samples {grant['samples']}" if grant["round"] else ""
-        line = f"granted as ticket {grant['ticket']}{again}: prompt {grant['prompt_id']}, {grant['group_size']} samples"
+        more = f", round {grant['round']} for samples {grant['samples']}" if grant["round"] else ""
+        line = f"granted as ticket {grant['ticket']}{more}: prompt {grant['prompt_id']}, {grant['group_size']} samples"
         _add(tree, f"{line}, from version {grant['min_version']} on, for batch {grant['deadline']} at last", grant)
     attempts: dict[str, Tree] = {}
-    told: set[str] = set()
+    seen: set[str] = set()
     requests = WholeRequests()
     for passage in story.passages:
         event = passage.row
@@ -54,13 +53,13 @@ def story_tree(story: Story, *, text: bool = False) -> Tree:
         if name not in attempts:
             attempts[name] = tree.add(_attempt(story, name))
         if subject.trajectory in (None, name) or passage.letters:
-            twice = event is not None and event["id"] in told
-            branch = _passage(attempts[name], passage, story, again=twice)
+            twice = event is not None and event["id"] in seen
+            branch = _passage(attempts[name], passage, story, is_repeat=twice)
             if text and passage.event is not None:
-                for who, said in texts_in(passage.event, requests):
-                    branch.add(Text.assemble((f"{who}: ", "cyan"), said))
+                for who, words in texts_in(passage.event, requests):
+                    branch.add(Text.assemble((f"{who}: ", "cyan"), words))
         if passage.event is not None:
-            told.add(passage.event["id"])
+            seen.add(passage.event["id"])
     for sample in story.samples:
         _sample(attempts.get(sample["id"], tree), sample)
     for completion in story.completions:
@@ -86,8 +85,8 @@ def _attempt(story: Story, name: str) -> Text:
     return text
 
 
-def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> Tree:
-    """One event; `again` says that the same one came before."""
+def _passage(tree: Tree, passage: Passage, story: Story, *, is_repeat: bool) -> Tree:
+    """One event. is_repeat: the same one came before."""
     row = passage.row
     if row is None:
         branch = tree.add(Text(f"bytes that are no event {_at(passage)}"))
@@ -98,24 +97,13 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, again: bool) -> Tree
         text.append(f"  {_when(row['event_time'])} {_at(passage)}", "dim")
         branch = tree.add(text)
         if passage.event is not None:
-            _governed(branch, passage.event)
+            for note in governance_notes(passage.event, findings=True):
+                branch.add(Text(note, "yellow"))
         elif not passage.letters:
-            branch.add(Text("sent twice, skipped here" if again else "not refined yet", "dim"))
+            branch.add(Text("sent twice, skipped here" if is_repeat else "not refined yet", "dim"))
     for letter in passage.letters:
         _add(branch, f"dead letter of {letter['stage']}: {letter['reason']} ({letter['detail']})", letter, style="red")
     return branch
-
-
-def _governed(tree: Tree, event: Row[Event]) -> None:
-    """Only what is out of the ordinary."""
-    governance = event["governance"]
-    if governance is None:
-        return
-    if governance["eligibility"] in ("denied", "audit_only"):
-        tree.add(Text(f"{governance['eligibility']}: {governance['reason']}", "yellow"))
-    if governance["redaction"] != "none_needed":
-        found = ", ".join(f"{count} {what}" for what, count in sorted(governance["counts"].items()))
-        tree.add(Text(f"redaction {governance['redaction']}: {found or 'no findings'}", "yellow"))
 
 
 def _sample(tree: Tree, row: Row[Trajectory]) -> None:

@@ -20,6 +20,7 @@ from millrace.consumers.tell.command import explain_in
 from millrace.consumers.tell.pages import report_page
 from millrace.consumers.tell.status import StatusWatch
 from millrace.consumers.tell.summary import summary
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.history.kinds import HOLDS, topics_of
@@ -79,7 +80,7 @@ def watched(bus: MemoryBus) -> None:
 
 def explained(bus: MemoryBus) -> None:
     for wanted in ("x", "0", "7", "p", "{}", "local", "w.raw/0@0"):
-        explain_in(bus, NAMESPACE, POLICY, wanted, text=True)
+        explain_in(PolicyTopics(bus, NAMESPACE, POLICY), wanted, text=True)
 
 
 def audited(bus: MemoryBus) -> None:

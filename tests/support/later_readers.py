@@ -100,7 +100,7 @@ def reported(asked: Asked) -> Any:
 
 
 def explained(asked: Asked) -> Any:
-    return [explain_in(asked.bus, NS, POLICY, one, STORE.resolve, text=True) for one in asked.ids]
+    return [explain_in(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one, text=True) for one in asked.ids]
 
 
 def told(asked: Asked) -> Any:
@@ -121,7 +121,7 @@ def descended(asked: Asked) -> Any:
     found = []
     for one in asked.ids:
         try:
-            answer = lineage_in(asked.bus, NS, POLICY, one, STORE.resolve)
+            answer = lineage_in(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one)
         except LookError as error:
             found.append(str(error))
             continue

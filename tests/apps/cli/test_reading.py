@@ -93,7 +93,7 @@ def test_an_export_is_the_same_from_kafka(tmp_path: Path) -> None:
 def test_a_lineage_is_the_same_from_kafka() -> None:
     _, sample = WORLD.rows("trajectories")[4]
     for wanted in ("3", sample["id"], sample["task_id"]):
-        expected = lineage_in(WORLD.bus, NS, POLICY, wanted).json
+        expected = lineage_in(PolicyTopics(WORLD.bus, NS, POLICY), wanted).json
         assert json.loads(typed("lineage", wanted, "--json")) == json.loads(json.dumps(expected))
 
 

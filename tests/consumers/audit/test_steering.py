@@ -59,7 +59,7 @@ def test_why_prints_no_control_character(kind: str) -> None:
         }
     for name in sorted(wanted):
         for width in (None, 80):
-            text = explain_in(history.bus, NAMESPACE, POLICY, name, width=width).text
+            text = explain_in(PolicyTopics(history.bus, NAMESPACE, POLICY), name, width=width).text
             assert not OBEYED.search(text), (kind, name)
         topics = PolicyTopics(history.bus, NAMESPACE, POLICY, as_stored)
         if (subject := find(topics, name)) is not None:

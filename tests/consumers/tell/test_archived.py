@@ -20,8 +20,8 @@ def told(bus: Bus, ids: list[str], tasks: list[str]) -> list[object]:
     """All that both say of these trajectories, of these tasks and of version 2."""
     topics = PolicyTopics(bus, NS, POLICY, as_stored)
     shown = [account_of(topics, one).as_json() for one in ids]
-    led = [lineage_in(bus, NS, POLICY, what).json for what in ["2", *ids]]
-    return [shown, led, [lineage_in(bus, NS, POLICY, task, task=True).json for task in tasks]]
+    led = [lineage_in(PolicyTopics(bus, NS, POLICY), what).json for what in ["2", *ids]]
+    return [shown, led, [lineage_in(PolicyTopics(bus, NS, POLICY), task, task=True).json for task in tasks]]
 
 
 def test_a_log_that_was_cut_is_told_as_it_was(tmp_path: Path) -> None:

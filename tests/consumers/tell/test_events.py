@@ -10,6 +10,7 @@ import pytest
 
 from millrace.consumers.tell.command import explain_in
 from millrace.consumers.tell.events import MOST, texts_in
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.log.history.requests import WholeRequests
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.errors import CorruptRecord
@@ -87,7 +88,7 @@ def test_only_what_was_governed_is_shown_and_only_on_request() -> None:
     words |= {"latency_us": 0, "side_effect": None}
 
     def told(text: bool) -> str:
-        return explain_in(h.bus, NS, POLICY, episode["trajectory"], text=text).text
+        return explain_in(PolicyTopics(h.bus, NS, POLICY), episode["trajectory"], text=text).text
 
     h.speak(episode, "tool_result", words)
     assert "tool result look" in told(True)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.tell.command import Shown, lineage_in
+from millrace.consumers.tell.command import View, lineage_in
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import LookError
 from millrace.infra.log.base import Place
 from millrace.infra.terminal import Terminal
@@ -28,13 +29,13 @@ def world() -> Conversations:
 
 
 def found(wanted: str, *, task: bool = False, source: Conversations | None = None) -> Any:
-    shown: Shown = lineage_in((source or world()).bus, NS, POLICY, wanted, task=task)
+    shown: View = lineage_in(PolicyTopics((source or world()).bus, NS, POLICY), wanted, task=task)
     return json.loads(json.dumps(shown.json))
 
 
 def text(wanted: str, source: Conversations | None = None, policy: str = POLICY) -> str:
     out = StringIO()
-    shown = lineage_in((source or world()).bus, NS, policy, wanted)
+    shown = lineage_in(PolicyTopics((source or world()).bus, NS, policy), wanted)
     Terminal(file=out, width=300).print(shown.tree, highlight=False)
     return out.getvalue()
 
@@ -161,7 +162,7 @@ def branched() -> Conversations:
 
 
 def of_branch(wanted: str) -> Any:
-    return json.loads(json.dumps(lineage_in(branched().bus, NS, BRANCH, wanted).json))
+    return json.loads(json.dumps(lineage_in(PolicyTopics(branched().bus, NS, BRANCH), wanted).json))
 
 
 def versions(policy: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -253,5 +254,5 @@ def test_a_forged_place_in_any_other_topic_is_gone() -> None:
     copy = world().copy()
     forged = [Place(f"{NS}.events", 0, 0), Place(f"other.{POLICY}.trajectories", 0, 0), Place("", 0, 0)]
     graft(copy.bus, NS, POLICY, 1, BRANCH, [[("g", forged)]])
-    (group,) = lineage_in(copy.bus, NS, BRANCH, "1").json["groups"]
+    (group,) = lineage_in(PolicyTopics(copy.bus, NS, BRANCH), "1").json["groups"]
     assert (group["gone"], group["members"]) == (3, [])

@@ -23,7 +23,7 @@ from millrace.consumers.tell.command import report_in
 from millrace.consumers.tell.faults import changes, silences
 from millrace.consumers.tell.notation import duration, short_name, spans
 from millrace.consumers.tell.pages import report_page
-from millrace.consumers.tell.summary import Reading, Summary, read, summary, summary_of
+from millrace.consumers.tell.summary import PolicyRecords, Summary, read, summary, summary_of
 from tests.support.history import History
 from tests.support.history_log import NS, SECOND
 from tests.support.history_records import POLICY
@@ -255,7 +255,7 @@ def test_violations_are_shown() -> None:
 
 def test_a_policy_without_versions_has_a_page_too() -> None:
     first = read(world().bus, NS, POLICY, world().now)
-    begun = Reading(NS, POLICY, first.weights[:1], first.ledger[:1], [], [], [], [], [], {}, world().now)
+    begun = PolicyRecords(NS, POLICY, first.weights[:1], first.ledger[:1], [], [], [], [], [], {}, world().now)
     text = report_page(summary_of(begun), verdict())
     assert "No version has been trained yet" in text
 

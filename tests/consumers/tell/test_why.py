@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.log.topics import partition_of
 from millrace.schemas import codec
 from tests.support.history import History
@@ -22,7 +23,7 @@ def world() -> History:
 
 
 def told(wanted: object) -> str:
-    return explain_in(world().bus, NS, POLICY, str(wanted)).text
+    return explain_in(PolicyTopics(world().bus, NS, POLICY), str(wanted)).text
 
 
 def events(kind: str, **body: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -115,7 +116,7 @@ def test_what_is_not_refined_yet_waits() -> None:
     h.speak(h.episode("group-new", 0, None), "gap", {"missed": 1, "reason": "disk full"})
     event = h.rows("raw")[-1][1] if h.rows("raw")[-1][1]["group"] == "group-new" else h.rows("raw")
     wanted = event["id"] if isinstance(event, dict) else next(e["id"] for _, e in event if e["group"] == "group-new")
-    assert "not yet refined" in explain_in(h.bus, NS, POLICY, wanted).text
+    assert "not yet refined" in explain_in(PolicyTopics(h.bus, NS, POLICY), wanted).text
 
 
 @pytest.mark.parametrize("wanted", ["nobody", "99999", ""])
@@ -124,15 +125,18 @@ def test_an_unknown_id_is_said_to_be_unknown(wanted: str) -> None:
 
 
 def test_a_namespace_without_topics_knows_nothing() -> None:
-    text, known = explain_in(world().bus, "elsewhere", POLICY, "1")
+    text, known = explain_in(PolicyTopics(world().bus, "elsewhere", POLICY), "1")
     assert "Nothing is known of" in text
     assert not known
-    assert explain_in(world().bus, NS, POLICY, "1").known
+    assert explain_in(PolicyTopics(world().bus, NS, POLICY), "1").known
 
 
 @pytest.mark.parametrize("wanted", ["²", "٣", "9" * 5000, "\udcff", "\ud800x", "-1", "\x00"])
 def test_what_names_nothing_is_said_to_name_nothing(wanted: str) -> None:
-    assert explain_in(world().bus, NS, POLICY, wanted) == (explain_in(world().bus, NS, POLICY, wanted).text, False)
+    assert explain_in(PolicyTopics(world().bus, NS, POLICY), wanted) == (
+        explain_in(PolicyTopics(world().bus, NS, POLICY), wanted).text,
+        False,
+    )
 
 
 @pytest.mark.parametrize("name", ["²", "٣", "9" * 200])
@@ -141,7 +145,7 @@ def test_a_group_may_be_called_by_any_digits(name: str) -> None:
     _, sample = next((r, s) for r, s in made.rows("trajectories") if s["ticket"] is None)
     partition = partition_of(name, made.bus.partitions(made.topic("trajectories")))
     made.append("trajectories", "Trajectory", {**sample, "group": name, "id": "named"}, name, partition)
-    told = explain_in(made.bus, NS, POLICY, name)
+    told = explain_in(PolicyTopics(made.bus, NS, POLICY), name)
     assert told.known
     assert f"sealed as sample {sample['sample']}" in told.text
 
@@ -154,6 +158,6 @@ def test_odd_numbers_of_an_event_are_told_as_such() -> None:
     made.rewrite(record, {**event, "body": codec.encode_body("model_call", odd)})
     for log in made.bus.logs[made.topic("ledger")]:
         log.entries = [one and replace(one, timestamp=2**62) for one in log.entries]
-    text = explain_in(made.bus, NS, POLICY, event["id"]).text
+    text = explain_in(PolicyTopics(made.bus, NS, POLICY), event["id"]).text
     assert "(its tokens cannot be read)" in text
     assert "–" in text, "a time that no calendar has"
