@@ -161,8 +161,7 @@ def staleness(summary: Summary) -> Chart:
         axes.annotate(f" η = {eta}", place, xycoords=("data", "axes fraction"), va="top", color=COLOUR["c2"])
         axes.set_xlim(-0.6, top + 0.9)
         axes.set_xticks(ages)
-        axes.set_xlabel("versions behind")
-        axes.set_ylabel("% of groups")
+        axes.set(xlabel="versions behind", ylabel="% of groups")
     return Chart(drawing.svg, (("c1", "oldest token (head)"), ("c3", "newest token (tail)")))
 
 
@@ -178,8 +177,7 @@ def staleness_by_version(summary: Summary) -> Chart:
         axes.plot(versions, [max(step.heads) for step in steps], color=COLOUR["c1"], lw=0, marker="_", markersize=4)
         axes.step(versions, [step.eta for step in steps], color=COLOUR["c2"], lw=1.2, ls=(0, (4, 3)), where="mid")
         axes.set_ylim(bottom=-0.08)
-        axes.set_xlabel("version")
-        axes.set_ylabel("versions behind")
+        axes.set(xlabel="version", ylabel="versions behind")
     return Chart(drawing.svg, (("c1", "head, mean and oldest"), ("c3", "tail, mean"), ("c2", "η")))
 
 
@@ -191,8 +189,7 @@ def learners(summary: Summary) -> Chart:
         axes = drawing.axes
         _stack(axes, versions, [[_share(step, member) for step in summary.steps] for member in members])
         axes.set_ylim(0, 100)
-        axes.set_xlabel("version")
-        axes.set_ylabel("% of tokens")
+        axes.set(xlabel="version", ylabel="% of tokens")
         axes.margins(x=0.01)
     names = [(SERIES[at % MEMBERS], short_name(member)) for at, member in enumerate(members[:12])]
     return Chart(drawing.svg, tuple(names))
@@ -225,8 +222,7 @@ def groups(summary: Summary) -> Chart:
             lines = {"c4": flow.granted, "c1": flow.ready, "c3": flow.trained, "c2": flow.negative}
             for colour, values in lines.items():
                 axes.plot(minutes, values, color=COLOUR[colour], drawstyle="steps-post", lw=1.5)
-        axes.set_xlabel("minutes")
-        axes.set_ylabel("groups")
+        axes.set(xlabel="minutes", ylabel="groups")
         axes.margins(x=0.01)
         axes.set_ylim(bottom=0)
     return Chart(drawing.svg, (("c4", "granted"), ("c1", "ready"), ("c3", "trained"), ("c2", "ended otherwise")))
@@ -273,8 +269,7 @@ def time(summary: Summary) -> Chart:
     with Drawing("time", HALF, 2.9) as drawing:
         axes = drawing.axes
         _stack(axes, versions, rows)
-        axes.set_xlabel("version")
-        axes.set_ylabel("seconds")
+        axes.set(xlabel="version", ylabel="seconds")
         axes.margins(x=0.01)
     legend = [(SERIES[at], name) for at, name in enumerate([*shown, *(["other phases"] if rest else [])])]
     return Chart(drawing.svg, tuple(legend))
@@ -292,9 +287,8 @@ def pace(summary: Summary) -> Chart:
         gaps.plot([s.version for s in late], [s.seconds for s in late], color=COLOUR["c4"], lw=0, marker="o", ms=4)
         gaps.set_ylabel("s between\ncommits")
         speed.plot(versions, [step.tokens / step.seconds for step in steps], color=COLOUR["c3"], lw=1.4)
-        speed.set_ylabel("tokens/s")
+        speed.set(xlabel="version", ylabel="tokens/s")
         speed.set_ylim(bottom=0)
-        speed.set_xlabel("version")
         speed.margins(x=0.01)
     legend = [("c1", "seconds since the version before"), ("c3", "tokens per second")]
     return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if summary.faults else [])))

@@ -120,8 +120,6 @@ class CommittedVersion:
     """computed by all ranks"""
     shares: tuple[tuple[str, int, int], ...]
     """(member, samples, tokens) by rank"""
-    generation: int
-    leader: str
     heads: tuple[int, ...]
     """age of each group's oldest token"""
     tails: tuple[int, ...]
@@ -134,7 +132,6 @@ class CommittedVersion:
     lost: int
     unchanged: str | None
     digest: str
-    metrics: dict[str, float]
     tickets: tuple[int, ...] = ()
     """of its groups, ascending"""
 
@@ -146,20 +143,6 @@ class FunnelStage:
     name: str
     groups: int
     left: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LastStatus:
-    """The last thing that one incarnation said."""
-
-    name: str
-    role: str
-    state: str
-    version: int | None
-    where: str
-    time: int
-    alive: bool
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +197,8 @@ class Summary:
     flow: Flow
     faults: tuple[LearnerChange, ...]
     silences: tuple[QuietStages, ...]
-    workers: tuple[LastStatus, ...]
+    workers: tuple[tuple[WorkerStatus, bool], ...]
+    """what each incarnation said last, and whether it lives; the living first"""
     evaluations: tuple[Scored, ...] = ()
 
     @property
@@ -362,8 +346,6 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
         samples=sum(rank["samples"] for rank in entry["ranks"]),
         tokens=sum(rank["tokens"] for rank in entry["ranks"]),
         shares=tuple((rank["member"], rank["samples"], rank["tokens"]) for rank in entry["ranks"]),
-        generation=entry["generation"],
-        leader=entry["leader"],
         heads=tuple(parent - row["v_head"] for row in batch if row["v_head"] >= 0),
         tails=tuple(parent - row["v_tail"] for row in batch if row["v_tail"] >= 0),
         phases=tuple(timed),
@@ -372,7 +354,6 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
         lost=sum(group["lost"] is not None for group in entry["groups"]),
         unchanged=entry["unchanged"],
         digest=entry["digest"],
-        metrics=metrics,
         tickets=tuple(sorted(row["ticket"] for row in batch if row["ticket"] is not None)),
     )
 
@@ -423,24 +404,10 @@ def _flow(records: PolicyRecords, groups: Sequence[Resolution]) -> Flow:
     return Flow(tuple(int(t) for t in times), counts(granted), counts(ready), counts(negative), counts(trained))
 
 
-def _workers(records: PolicyRecords) -> tuple[LastStatus, ...]:
-    newest: dict[tuple[str, str], WorkerStatus] = {}
-    for row in records.workers:
-        newest[row["worker"], row["incarnation"]] = row
-    workers = [
-        LastStatus(
-            row["worker"],
-            row["role"],
-            row["state"],
-            row["version"],
-            row["url"] or f"{row['host']}, pid {row['pid']}",
-            row["time"],
-            row["expires_at"] > records.now and row["state"] not in ("stopped", "failed"),
-            row["error"],
-        )
-        for row in newest.values()
-    ]
-    return tuple(sorted(workers, key=lambda w: (not w.alive, w.role, w.name, w.time)))
+def _workers(records: PolicyRecords) -> tuple[tuple[WorkerStatus, bool], ...]:
+    newest = {(row["worker"], row["incarnation"]): row for row in records.workers}.values()
+    states = [(row, row["expires_at"] > records.now and row["state"] not in ("stopped", "failed")) for row in newest]
+    return tuple(sorted(states, key=lambda one: (not one[1], one[0]["role"], one[0]["worker"], one[0]["time"])))
 
 
 def _score(evaluation: Evaluation) -> Scored:
