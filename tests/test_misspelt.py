@@ -54,7 +54,7 @@ MISSPELT = [
     ("producers/rollout/worker.py", 'resolution["solicited"]', 'resolution["solicted"]', "solicted"),
     ("infra/log/history/ledger.py", '"prev_hash": previous', '"prev_hahs": previous', "prev_hahs"),
     ("infra/log/history/newest.py", 'found["version"] != version', 'found["verison"] != version', "verison"),
-    ("consumers/tell/subject.py", 'row["prompt_id"] == wanted', 'row["promptid"] == wanted', '"__getitem__"'),
+    ("consumers/tell/subject.py", 'row["prompt_id"] == id', 'row["promptid"] == id', '"__getitem__"'),
     ("consumers/tell/story.py", 'row["source_place"] is not', 'row["source_palce"] is not', '"__getitem__"'),
     ("consumers/tell/events.py", "call['finish_reason']", "call['finish_raeson']", "finish_raeson"),
     ("consumers/tell/story.py", "sample['reward']", "sample['rewrad']", '"__getitem__"'),

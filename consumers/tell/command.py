@@ -48,7 +48,7 @@ class WhyAnswer(NamedTuple):
     known: bool
 
 
-class View(NamedTuple):
+class TreeAnswer(NamedTuple):
     """An answer for people and for programs."""
 
     tree: RenderableType
@@ -103,7 +103,7 @@ def _unknown(topics: PolicyTopics, id: str) -> str:
 
 def show(
     settings: Settings, id: str, *, tokens: bool = False, tokenizer: Path | None = None, out: Path | None = None
-) -> View:
+) -> TreeAnswer:
     """One trajectory by the id of it, of its attempt, of an event or call in it, or by a place. tokens: token by token;
     tokenizer: a model directory whose tokenizer spells them, else a kept version's; out: also write the page there.
 
@@ -113,7 +113,7 @@ def show(
         spell = speller(tokenizer, topics) if tokens or out is not None else None
         if out is not None:
             durable.write(out, account_page(episode, spell), sync=False)
-    return View(account_tree(episode, tokens=tokens, spell=spell), episode.as_json())
+    return TreeAnswer(account_tree(episode, tokens=tokens, spell=spell), episode.as_json())
 
 
 def account_of(topics: PolicyTopics, id: str) -> Account:
@@ -140,7 +140,7 @@ def one_of(candidates: Sequence[EpisodeIds], id: str, topics: PolicyTopics) -> E
     raise LookError(clean(f"{id!r} names {len(candidates)} trajectories; ask for one of them:\n{names}"))
 
 
-def lineage(settings: Settings, id: str, *, task: bool = False) -> View:
+def lineage(settings: Settings, id: str, *, task: bool = False) -> TreeAnswer:
     """The lineage of a version, a trajectory or a task. task: it is the id of a task, whatever it looks like.
 
     Raises LookError where nothing or several things are meant, BusError when the log cannot be read."""
@@ -148,7 +148,7 @@ def lineage(settings: Settings, id: str, *, task: bool = False) -> View:
         return lineage_in(topics, id, task=task)
 
 
-def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> View:
+def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> TreeAnswer:
     """The same for topics that are open. A version as policy@version may be of any policy of the deployment."""
     policy = topics.policy
     match = VERSION.fullmatch(id)
@@ -156,9 +156,9 @@ def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> View:
         policy, topics = match["policy"], topics.of(match["policy"])
     version = int(match["number"]) if match and match["policy"] in (None, policy) else None
     if not task and version is not None and (of := of_version(topics, version)) is not None:
-        return View(version_tree(of), {"kind": "version", **finite(asdict(of))})
+        return TreeAnswer(version_tree(of), {"kind": "version", **finite(asdict(of))})
     if (answers := of_task(topics, id)) is not None:
-        return View(task_tree(answers, policy), {"kind": "task", **finite(asdict(answers))})
+        return TreeAnswer(task_tree(answers, policy), {"kind": "task", **finite(asdict(answers))})
     if task:
         raise LookError(f"no task {id!r} was granted or answered in policy {policy}: ids are compared whole")
     if version is not None:
@@ -169,7 +169,7 @@ def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> View:
     sealed = of_trajectory(topics, one)
     if sealed is None:
         raise LookError(f"trajectory {one.id} is not sealed, so nothing trained on it: ask `millrace why {one.id}`")
-    return View(trajectory_tree(sealed, policy), {"kind": "trajectory", **finite(asdict(sealed))})
+    return TreeAnswer(trajectory_tree(sealed, policy), {"kind": "trajectory", **finite(asdict(sealed))})
 
 
 def speller(directory: Path | None, topics: PolicyTopics) -> Spell | None:

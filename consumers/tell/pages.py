@@ -66,6 +66,7 @@ def _page(template: str, finalize: Callable[[Any], Any] | None = None, **values:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         finalize=finalize,
     )
     for name in ("moment", "clock", "decimal", "duration", "spans"):

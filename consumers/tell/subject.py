@@ -54,11 +54,11 @@ class Subject:
     tickets: tuple[int, ...] = ()
 
 
-def find(topics: PolicyTopics, wanted: str) -> Subject | None:
+def find(topics: PolicyTopics, id: str) -> Subject | None:
     """The subject of an id, None when no topic knows it."""
-    if NUMBER.fullmatch(wanted):
-        return _ticket(topics, int(wanted))
-    return _by_header(topics, wanted) or _by_group(topics, wanted) or _by_body(topics, wanted)
+    if NUMBER.fullmatch(id):
+        return _ticket(topics, int(id))
+    return _by_header(topics, id) or _by_group(topics, id) or _by_body(topics, id)
 
 
 def _ticket(topics: PolicyTopics, ticket: int) -> Subject | None:
@@ -74,44 +74,44 @@ def _ticket(topics: PolicyTopics, ticket: int) -> Subject | None:
 
 def _key(topics: PolicyTopics, group: str) -> str | None:
     """The key of a group's events."""
-    wanted = sought(group)
+    id = sought(group)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
-            if record.headers.get("group") == wanted:
+            if record.headers.get("group") == id:
                 return record.key.decode(errors="replace")
     return None
 
 
-def _by_header(topics: PolicyTopics, wanted: str) -> Subject | None:
+def _by_header(topics: PolicyTopics, id: str) -> Subject | None:
     """An event, trajectory or group by the headers of events and raw events."""
-    value = sought(wanted)
+    value = sought(id)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             for header, what in (("id", "event"), ("trajectory", "session"), ("group", "group")):
                 if record.headers.get(header) == value:
-                    return _from_event(wanted, what, record)
+                    return _from_event(id, what, record)
     return None
 
 
-def _from_event(wanted: str, what: str, record: Record) -> Subject:
+def _from_event(id: str, what: str, record: Record) -> Subject:
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
     trajectory = headers.get("trajectory") if what != "group" else None
     event = headers.get("id") if what == "event" else None
-    return Subject(wanted, what, headers.get("group"), record.key.decode(errors="replace"), None, trajectory, event)
+    return Subject(id, what, headers.get("group"), record.key.decode(errors="replace"), None, trajectory, event)
 
 
-def _by_group(topics: PolicyTopics, wanted: str) -> Subject | None:
+def _by_group(topics: PolicyTopics, id: str) -> Subject | None:
     """A group that is resolved, a prompt, or what a dead letter names."""
-    for ticket in _tickets(topics, wanted):
-        return Subject(wanted, "group", wanted, _key(topics, wanted), ticket)
-    tickets = tuple(row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == wanted and not row["round"])
-    if tickets or any(row["id"] == wanted for row in topics.rows(PROMPTS)):
-        return Subject(wanted, "prompt", tickets=tickets)
+    for ticket in _tickets(topics, id):
+        return Subject(id, "group", id, _key(topics, id), ticket)
+    tickets = tuple(row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == id and not row["round"])
+    if tickets or any(row["id"] == id for row in topics.rows(PROMPTS)):
+        return Subject(id, "prompt", tickets=tickets)
     for row in topics.rows(DEAD_LETTERS):
-        if wanted in (row["id"], row["event_id"], row["trajectory"], row["group"]):
-            what = "dead letter" if wanted == row["id"] else "event"
+        if id in (row["id"], row["event_id"], row["trajectory"], row["group"]):
+            what = "dead letter" if id == row["id"] else "event"
             return Subject(
-                wanted,
+                id,
                 what,
                 row["group"],
                 row.raw.key.decode(errors="replace"),
@@ -129,14 +129,14 @@ def _tickets(topics: PolicyTopics, group: str) -> Iterator[int | None]:
     yield from (row["ticket"] for row in topics.sealed(group))
 
 
-def _by_body(topics: PolicyTopics, wanted: str) -> Subject | None:
+def _by_body(topics: PolicyTopics, id: str) -> Subject | None:
     """A reply, call, lineage, tool call, reward or attempt, inside events."""
     for kind in (EVENTS, RAW):
         for row in topics.rows(kind):
-            if row.name == "Event" and (what := _named(row, wanted)) is not None:
+            if row.name == "Event" and (what := _named(row, id)) is not None:
                 response = _reply(row) if row["kind"] == "model_call" and what != "lineage" else None
                 key = row.raw.key.decode(errors="replace")
-                return Subject(wanted, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
+                return Subject(id, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
     return None
 
 
@@ -149,13 +149,13 @@ def _reply(row: Row[Event]) -> str | None:
     return call["response_id"]
 
 
-def _named(row: Row[Event], wanted: str) -> str | None:
+def _named(row: Row[Event], id: str) -> str | None:
     """What the id names in this event, None when it does not occur."""
-    if row["attempt"] == wanted:
+    if row["attempt"] == id:
         return "attempt"
     for field, what in BODY_IDS.get(row["kind"], ()):
         try:
-            if row.body[field] == wanted:
+            if row.body[field] == id:
                 return what
         except SchemaError:
             return None
@@ -185,23 +185,23 @@ def place_in(text: str) -> Place | None:
     return Place(match["topic"], int(match["one"] or match["two"]), int(match["offset"])) if match else None
 
 
-def episodes(topics: PolicyTopics, wanted: str) -> list[EpisodeIds]:
+def episodes(topics: PolicyTopics, id: str) -> list[EpisodeIds]:
     """The trajectories that are named, sorted; nothing for what nobody knows."""
-    place = place_in(wanted)
+    place = place_in(id)
     if place is not None:
         events = topics.fetch(EVENTS, [place])
         return sorted({*_of_events(events), *map(_of_sample, _there(topics, place))})
-    value = sought(wanted)
+    value = sought(id)
 
     def is_named(record: Record) -> bool:
         return value in (record.headers.get("id"), record.headers.get("trajectory"))
 
-    samples = [row for row in topics.sealed() if wanted in (row["id"], row["attempt"])]
+    samples = [row for row in topics.sealed() if id in (row["id"], row["attempt"])]
     if ids := {*_of_events(topics.rows(EVENTS, only=is_named)), *map(_of_sample, samples)}:
         return sorted(ids)
-    if ids := {one for one in _of_events(topics.rows(EVENTS)) if one.attempt == wanted}:
+    if ids := {one for one in _of_events(topics.rows(EVENTS)) if one.attempt == id}:
         return sorted(ids)
-    subject = find(topics, wanted)
+    subject = find(topics, id)
     if subject is None:
         return []
     ids = set(map(_of_sample, topics.sealed(subject.group))) if subject.group is not None else set()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.tell.command import View, lineage_in
+from millrace.consumers.tell.command import TreeAnswer, lineage_in
 from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import LookError
 from millrace.infra.log.base import Place
@@ -29,7 +29,7 @@ def world() -> Conversations:
 
 
 def found(wanted: str, *, task: bool = False, source: Conversations | None = None) -> Any:
-    shown: View = lineage_in(PolicyTopics((source or world()).bus, NS, POLICY), wanted, task=task)
+    shown: TreeAnswer = lineage_in(PolicyTopics((source or world()).bus, NS, POLICY), wanted, task=task)
     return json.loads(json.dumps(shown.json))
 
 
