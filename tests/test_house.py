@@ -3,8 +3,10 @@ list may shrink and never grows."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,7 @@ from tests.support.house import (
     modules,
     name_of,
     names_in,
+    tree_of,
 )
 
 MOST_LINES = 600
@@ -106,6 +109,36 @@ def test_who_opens_topics_by_itself_says_why() -> None:
 def test_no_module_is_named_by_a_participle() -> None:
     names = {path.stem if path.stem != "__init__" else path.parent.name for path in modules()}
     assert {name for name in names if is_unplain(name)} <= PLAIN
+
+
+def test_what_a_text_imports_of_ours_exists() -> None:
+    """The scripts that tests write, and the pages: neither mypy nor an import sees them before they run."""
+    lines = re.compile(r"^\s*from (millrace[\w.]*) import ([\w, ]+)", re.MULTILINE)
+    texts = [path for suffix in ("py", "md") for path in ROOT.rglob(f"*.{suffix}") if is_ours(path)]
+    imports = {(module, name.split()[0]) for path in texts for module, names in lines.findall(path.read_text())
+               for name in names.split(",") if name.strip()}  # fmt: skip
+    assert len(imports) > 1000
+    absent = [(module, name) for module, name in sorted(imports) if not has(module, name)]
+    assert absent == []
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is kept in the repository: no file of an environment or a tool."""
+    return not any(part.startswith((".", "build")) for part in path.relative_to(ROOT).parts)
+
+
+def has(module: str, name: str) -> bool:
+    """Whether a module of ours, not imported, has a name or a module of that name in it."""
+    place = ROOT.joinpath(*module.split(".")[1:])
+    if (place / f"{name}.py").exists() or (place / name / "__init__.py").exists():
+        return True
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    nodes = list(ast.walk(tree_of(file))) if file.exists() else []
+    return name in {
+        *(node.asname or node.name for node in nodes if isinstance(node, ast.alias)),
+        *(node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)),
+        *(node.id for node in nodes if isinstance(node, ast.Name)),
+    }
 
 
 @pytest.mark.parametrize("room", ROOMS)

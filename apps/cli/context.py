@@ -1,4 +1,6 @@
-"""What every command shares: the settings of this call, one line for an error, and a clean end on SIGTERM."""
+"""What every command shares: the settings of this call, one line for an error, and a clean end on SIGTERM.
+
+Invariant: what SIGTERM ends exits with 143, also where something cannot be closed; that is in its log."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from millrace.infra.terminal import CleanFormatter, Terminal
 if TYPE_CHECKING:
     from millrace.infra.config import Settings
 
+logger = logging.getLogger(__name__)
 console = Terminal()
 complain = Terminal(stderr=True)
 
@@ -80,6 +83,9 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
+            if (end := _end_before(error)) is not None:
+                logger.error("what SIGTERM ended does not close well", exc_info=error)
+                raise end from None
             said = _disk(error) if isinstance(error, OSError) else ""
             if not said and not isinstance(error, MillraceError):
                 raise
@@ -108,6 +114,14 @@ def become_role(name: str) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     find_modules_here()
     signal.signal(signal.SIGTERM, _end)
+
+
+def _end_before(error: BaseException) -> SystemExit | None:
+    """The end that SIGTERM asked for, where an error came up while it was under way."""
+    before = error.__context__
+    while before is not None and not isinstance(before, SystemExit):
+        before = before.__context__
+    return before
 
 
 def _end(number: int, frame: object) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
@@ -44,8 +44,11 @@ def run(settings: Settings) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
     both = ArchivedBus(connect(settings), Archive(settings.archived))
-    with open_store_at(settings, url) as store, both as bus:
+    with open_store_at(settings, url) as store, both as bus, ExitStack() as closing:
         name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.shared else "")
+        ending = threading.Event()
+        if isinstance(store, TableDirectory):
+            closing.callback(open_endpoint(store.handle, settings, partial(begin_anew, ending)).close)
         shares: Shares = GroupShares(bus, settings.namespace, name) if store.shared else AllPartitions()
         ingest = Ingest(bus, store, settings.namespace, claims(settings).behind, shares)
         beat = Heartbeat(
@@ -57,18 +60,10 @@ def run(settings: Settings) -> None:
             url=url,
             standing=unless_in(lambda: ingest.trouble),
         )
-        ending = threading.Event()
-        overdue = partial(begin_anew, ending)
-        endpoint = open_endpoint(store.handle, settings, overdue) if isinstance(store, TableDirectory) else None
-        try:
-            beat.start()
-            attended(ingest.follow)
-        finally:
-            ending.set()
-            shares.close()
-            beat.close()
-            if endpoint is not None:
-                endpoint.close()
+        for close in (beat.close, shares.close, ending.set):
+            closing.callback(close)
+        beat.start()
+        attended(ingest.follow)
 
 
 def open_store_at(settings: Settings, url: str) -> Store:

@@ -30,8 +30,9 @@ from millrace.producers.gateway.http import azure_path, session_path
 from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.http.handling import VISIT, guarded
+from millrace.producers.gateway.http.listener import TRY_AGAIN
 from millrace.producers.gateway.processes.crossing import Crossing
-from millrace.producers.gateway.socket import TRY_AGAIN, Sockets
+from millrace.producers.gateway.socket import Sockets
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.upstream_routes import UpstreamRoutes
 from millrace.producers.gateway.upstreams.upstreams import Upstreams

@@ -1,9 +1,9 @@
 """The process `millrace gateway`: one event loop with the server, the engines' clients and the capture log.
 
-Order of life: the capture log is opened, the sessions rebuilt and one policy found before the port is open, and other
-policies are served as they are found; on SIGTERM new calls and `/health`
-get 503 while calls in flight end, then the port is closed, then what was captured is sent on, and what could not be
-sent is sent by the next start."""
+Order of life: the port is open at once, and calls get 503 while one policy is found, the capture log opened and the
+sessions rebuilt; other policies are served as they are found. (Of several processes on one port each opens it last: a
+call that comes meanwhile goes to another.) On SIGTERM new calls and `/health` get 503 while calls in flight end, then
+the port is closed, then what was captured is sent on, and what could not be sent is sent by the next start."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
 import msgspec
 import uvloop
-from granian.server.embed import Server
 
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
@@ -44,7 +43,7 @@ from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.joining import ANY, Joining, first, joining, rest
 from millrace.producers.gateway.calls.served_policy import Served
-from millrace.producers.gateway.http.listener import allow_files, make_server, watch_connections
+from millrace.producers.gateway.http.listener import Listener
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
@@ -80,10 +79,21 @@ def run(settings: Settings) -> None:
 
 
 async def _run(whole: Settings, bus: Bus) -> None:
-    shared = whole.gateway.capture_dir
     layout = ProcessLayout(own_index(), whole.gateway.processes, note(whole, now_micros()))
+    stop, listener = stop_asked(), Listener(whole.gateway.max_connections)
+    if len(layout.known) == 1:
+        listener.open_public(whole.gateway.host, whole.gateway.port)
+    try:
+        await _prepare_and_serve(whole, bus, layout, stop, listener)
+    finally:
+        await listener.close()
+
+
+async def _prepare_and_serve(
+    whole: Settings, bus: Bus, layout: ProcessLayout, stop: asyncio.Event, listener: Listener
+) -> None:
+    shared = whole.gateway.capture_dir
     settings = with_folder(whole, folder_of(shared, layout.here))
-    stop = stop_asked()
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
@@ -92,17 +102,17 @@ async def _run(whole: Settings, bus: Bus) -> None:
     found: list[Served] = []
     if upstreams is None or not upstreams.whole:
         waiting = joining(settings, engines, START_S)
-        found = await first(waiting, bus, stop)
+        found = await listener.during(first(waiting, bus, stop))
         if not found:
             return
-    log, forwarder = capture(settings, bus)
+    log, forwarder = await listener.during(asyncio.to_thread(capture, settings, bus))
     secret = settings.gateway.session_secret.get_secret_value()
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     # Of one gateway, each process knows the keys of all sessions.
     sessions = Sessions(shared, options.policy, secret, named_s=named_s, index=layout.here)
     spending, underway = Spending(options.limits), Underway(log.folder)
-    live = sessions.rebuild(log, spending, underway)
+    live = await listener.during(asyncio.to_thread(sessions.rebuild, log, spending, underway))
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     required = settings.gateway.capture == "required"
     key_of_rewards = settings.reward.key.get_secret_value()
@@ -131,7 +141,7 @@ async def _run(whole: Settings, bus: Bus) -> None:
     gc.collect()
     gc.freeze()
     try:
-        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing)
+        await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing, listener)
     finally:
         guard.cancel()
         checkpoints.cancel()
@@ -195,49 +205,40 @@ async def serve(
     upstream: TextUpstream | Upstreams | None = None,
     guard: asyncio.Task[None] | None = None,
     crossing: Crossing | None = None,
+    listener: Listener | None = None,
 ) -> None:
-    """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes."""
+    """Serve `gateway` over HTTP until `stop` is set, or `guard` raises. `crossing` leads to its other processes;
+    `listener` may have opened the port before."""
     app = make_app(gateway, upstream, gateway.options.public_url or _address(host, port), crossing)
-    most = allow_files(gateway.options.max_connections)
+    listener = listener or Listener(gateway.options.max_connections)
     if crossing is None:
-        servers = [make_server(app, most, host, port)]
+        listener.lead_to(app, host, port)
     else:
-        servers = [make_server(crossing.behind(app), most, uds=crossing.socket)]
+        listener.open_socket(crossing.behind(app), crossing.socket)
         if not crossing.retired:
-            servers.append(make_server(crossing.around(app), most, host, port))
-    serving = asyncio.create_task(_serving(servers))
+            listener.lead_to(crossing.around(app), host, port, is_shared=True)
+    serving = asyncio.create_task(listener.end())
     reaper = asyncio.create_task(gateway.reap())
-    counter = asyncio.create_task(watch_connections(most))
     stopping = asyncio.create_task(stop.wait())
     beside = [] if crossing is None else crossing.tasks()
     try:
-        tasks = [serving, stopping, reaper, counter, *beside, *([guard] if guard else [])]
+        tasks = [serving, stopping, reaper, *beside, *([guard] if guard else [])]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        stopping.cancel()
-        reaper.cancel()
-        counter.cancel()
-        for task in beside:
+        for task in (stopping, reaper, *beside):
             task.cancel()
         gateway.stopping = True
         if not serving.done():
             await gateway.drain(DRAIN_S)
             if crossing is not None:
                 await crossing.drain(DRAIN_S)
-        if not serving.done():
-            for server in servers:
-                server.main_loop_interrupt.set()
-                server.interrupt_signal = True
-        await serving
+        serving.cancel()
+        await listener.close()
         await gateway.drain(DRAIN_S)
         if crossing is not None:
             await crossing.hops.close()
-
-
-async def _serving(servers: Sequence[Server]) -> None:
-    await asyncio.gather(*(server.serve() for server in servers))
 
 
 def _address(host: str, port: int) -> str:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 CREATE = "response.create"
 TICK_S = 1.0
 """how often a socket without a call looks whether the gateway stops"""
-GOING_AWAY, TOO_BIG, TRY_AGAIN = 1001, 1009, 1013
+GOING_AWAY, TOO_BIG = 1001, 1009
 Answer = Callable[[Caller, Headers, bytes], AsyncGenerator[bytes, None]]
 """the server-sent events that answer a request; raises ApiError before the first of them"""
 

@@ -53,6 +53,7 @@ class Newcomer:
             "MILLRACE_POLICY__BATCH": "2",
             "MILLRACE_POLICY__GROUP_SIZE": "2",
             "MILLRACE_ROLLOUT__SAMPLING": '{"max_tokens": 8}',
+            "MILLRACE_ROLLOUT__CONCURRENCY": "1",
         }
 
     def types(self, command: str, *, codes: tuple[int, ...] = (0,)) -> str:

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from millrace.trainers.backends.group import FORM_S, broadcast_bytes
 from millrace.trainers.backends.sockets import GroupSockets
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
-from millrace.trainers.private_apis import gloo_group
+from millrace.trainers.private_apis.process_groups import gloo_group
 
 DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8)
 

@@ -20,7 +20,13 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from millrace.trainers.backends.sockets import GroupSockets
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
-from millrace.trainers.private_apis import HashStore, TCPStore, forget_meshes, limit_waits, reset_group_count
+from millrace.trainers.private_apis.process_groups import (
+    HashStore,
+    TCPStore,
+    forget_meshes,
+    limit_waits,
+    reset_group_count,
+)
 
 FORM_S = 10.0
 """longest that ranks wait for each other to form, all of them being on their way: one of them may have died since"""

@@ -24,7 +24,7 @@ from torch.distributed import BroadcastOptions
 from torch.distributed.distributed_c10d import PrefixStore
 
 from millrace.trainers.errors import CorruptCheckpoint
-from millrace.trainers.private_apis import TCPStore, gloo_at
+from millrace.trainers.private_apis.process_groups import TCPStore, gloo_at
 from millrace.trainers.weights.tensorfile import TensorSlot, open_file, slots
 
 CONNECT_S = 5.0

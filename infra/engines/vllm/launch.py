@@ -98,6 +98,8 @@ class Vllm(Service):
             # Compiling costs a minute at every start and gains nothing on a CPU; fp32 is exact and faster than bf16
             # there.
             command += ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(cache_mb << 20)]
+            if not any(arg.startswith(SEVERAL) for arg in self.args):
+                command += ["--distributed-executor-backend", ONE_PROCESS]
         return [*command, *self.args]
 
     def environment(self) -> dict[str, str]:
@@ -127,6 +129,13 @@ class Vllm(Service):
     def start(self, timeout_s: float = 300) -> None:
         """Start and wait until it answers its health check: half a minute, or minutes on a busy machine."""
         super().start(timeout_s)
+
+
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""the model in the process that schedules: a worker of its own doubles what each token and each start cost. By its full
+name, since vLLM takes `uni` for `mp` on a CPU, for the sake of thread bindings that are not used here"""
+SEVERAL = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp", "--distributed-executor-backend")
+"""arguments that ask for several processes, or choose by themselves"""
 
 
 def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:

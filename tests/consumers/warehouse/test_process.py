@@ -89,7 +89,7 @@ def test_the_log_comes_in_and_a_rebuild_gives_the_same_rows(broker: str, tmp_pat
                 copied(History(2, versions=2), settings, aborted=False)  # while it runs
                 taken(process, settings, wanted := rows(settings), tmp_path / "log")
             process.send_signal(number)
-            assert process.wait(60) in (-number, 128 + number)
+            assert process.wait(60) in (-number, 128 + number), (tmp_path / "log").read_text()[-3000:]
     with open_store(settings) as store:
         before = digests(store)
         assert sum(count for name, (count, _) in before.items() if name not in ("workers", "unreadable")) == wanted

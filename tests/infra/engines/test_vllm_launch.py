@@ -12,7 +12,15 @@ import pytest
 from millrace.infra.config import load
 from millrace.infra.engines.kind import Device
 from millrace.infra.engines.vllm import launch as module
-from millrace.infra.engines.vllm.launch import CPU_BUILD, GPU_BUILD, IDLE_GPU, Vllm, adapter_arguments, installed
+from millrace.infra.engines.vllm.launch import (
+    CPU_BUILD,
+    GPU_BUILD,
+    IDLE_GPU,
+    ONE_PROCESS,
+    Vllm,
+    adapter_arguments,
+    installed,
+)
 from millrace.infra.errors import ConfigError, ServiceError
 from millrace.infra.machine.local import adapter_room
 from millrace.infra.process.net import socket_dir
@@ -120,7 +128,17 @@ def test_tokens_in_tokens_out_with_versions(vllm: Vllm) -> None:
 @pytest.mark.vllm
 def test_its_own_processes_are_children(vllm: Vllm) -> None:
     assert vllm.pid
-    assert len(psutil.Process(vllm.pid).children(recursive=True)) >= 2
+    assert len(psutil.Process(vllm.pid).children(recursive=True)) >= 1
+
+
+def test_on_a_cpu_the_model_is_in_the_process_that_schedules_unless_several_are_wished(tmp_path: Path) -> None:
+    def command(device: Device, *args: str) -> list[str]:
+        return Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device=device, args=args).command()
+
+    assert ONE_PROCESS in command("cpu")
+    assert ONE_PROCESS not in command("cuda")
+    for args in (("--tensor-parallel-size", "2"), ("--pipeline-parallel-size=2",), ("-tp", "2")):
+        assert ONE_PROCESS not in command("cpu", *args)
 
 
 def test_adapters_get_room_for_those_that_requests_may_need(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.private_apis import disable_shared_memory, forget_engines, lend_world, release_groups
+from millrace.trainers.private_apis.deepspeed import disable_shared_memory, forget_engines, lend_world, release_groups
 from millrace.trainers.weights.state import State
 
 

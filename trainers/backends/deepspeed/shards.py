@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.trainers.backends.parallel.gathering import buckets
-from millrace.trainers.private_apis import fp32_address
+from millrace.trainers.private_apis.deepspeed import fp32_address
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHT = ""

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from millrace.trainers.backends.layout import Layout
 from millrace.trainers.backends.megatron.config import expert_tensor
 from millrace.trainers.backends.megatron.weights import Coordinates
-from millrace.trainers.private_apis import forget_partial_group
+from millrace.trainers.private_apis.megatron import forget_partial_group
 
 EXTRA = (
     "megatron-core is not installed: run `make setup`, elsewhere `pip install -e '.[backends]'`, or use a torch: layout"

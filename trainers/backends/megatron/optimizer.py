@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.megatron.groups import MegatronGroups
 from millrace.trainers.backends.megatron.weights import Piece, fill
-from millrace.trainers.private_apis import shard_range
+from millrace.trainers.private_apis.megatron import shard_range
 from millrace.trainers.weights.state import State
 
 

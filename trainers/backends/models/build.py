@@ -28,7 +28,7 @@ from millrace.trainers.backends.models.rows import EAGER
 from millrace.trainers.backends.models.stages import ONE_STAGE, PipelineStage, cut, name_of
 from millrace.trainers.batches.attention import NAME
 from millrace.trainers.errors import CheckpointError
-from millrace.trainers.private_apis import has_class
+from millrace.trainers.private_apis.transformers import has_class
 from millrace.trainers.weights.state import State
 
 HEAD, SCORE = "lm_head.weight", "score.weight"

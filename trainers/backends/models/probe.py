@@ -33,7 +33,7 @@ from millrace.trainers.batches import attention
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.private_apis import set_attention
+from millrace.trainers.private_apis.transformers import set_attention
 
 log = logging.getLogger("millrace.models")
 

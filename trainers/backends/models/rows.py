@@ -24,7 +24,7 @@ from millrace.trainers.batches.attention import NAME as PACKED
 from millrace.trainers.batches.attention import packed_attention
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.private_apis import attention_of
+from millrace.trainers.private_apis.transformers import attention_of
 
 NAME = "millrace_rows"
 """attention of rows of their own: as packed attention, with the masks that transformers makes"""

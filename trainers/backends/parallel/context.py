@@ -29,7 +29,7 @@ from millrace.trainers.batches.attention import packed_attention
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
-from millrace.trainers.private_apis import set_attention
+from millrace.trainers.private_apis.transformers import set_attention
 
 NAME = "millrace_packed_context"
 

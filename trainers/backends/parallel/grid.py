@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.private_apis import limit_waits
+from millrace.trainers.private_apis.process_groups import limit_waits
 
 PP, DP, CP, TP, FS, EP, EDP = "pp", "dp", "cp", "tp", "fs", "ep", "edp"
 AXES = (PP, DP, CP, TP, FS, EP, EDP)

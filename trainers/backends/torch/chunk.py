@@ -25,7 +25,7 @@ from millrace.trainers.backends.parallel.split import split
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.private_apis import TimedAllGather, TimedReduceScatter
+from millrace.trainers.private_apis.fsdp import TimedAllGather, TimedReduceScatter
 from millrace.trainers.weights.lora import attach
 from millrace.trainers.weights.state import State
 

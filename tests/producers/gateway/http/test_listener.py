@@ -1,4 +1,5 @@
-"""A stranger without a key takes nothing from others: connections that say nothing are closed, and hold nobody up."""
+"""A stranger without a key takes nothing from others: connections that say nothing are closed, and hold nobody up. A
+port that is open before its gateway can answer says so."""
 
 from __future__ import annotations
 
@@ -7,11 +8,16 @@ import logging
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import aiohttp
+import httpx
 import pytest
 from granian.server.embed import Server
 from starlette.responses import PlainTextResponse
 
+from millrace.dialects import all as dialects
+from millrace.infra.errors import ServiceError
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.gateway.http import listener
 
@@ -85,3 +91,51 @@ def test_as_many_files_may_be_opened_as_connections_need() -> None:
     listener.allow_files(3000)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft >= min(3000 + listener.OTHER_FILES, hard)
+
+
+async def test_a_port_that_is_open_too_early_refuses_in_the_shape_of_each_api() -> None:
+    (port,) = free_ports(1)
+    early = listener.Listener(100)
+    early.open_public(LOCALHOST, port)
+    async with httpx.AsyncClient(base_url=f"http://{LOCALHOST}:{port}", timeout=60) as http:
+        await early.during(is_open(port))
+        for path in ("/health", "/nothing", "/v1/sessions", *(dialect.path for dialect in dialects.DIALECTS)):
+            for prefix in ("", "/session/name"):
+                answer = await http.post(prefix + path, content=b"x" * 100_000)
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                assert ("type" in answer.json()) == path.endswith("/messages")
+                assert answer.json()["error"]["message"] == listener.STARTING
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await session.ws_connect(f"http://{LOCALHOST}:{port}{dialects.RESPONSES.path}")
+        early.lead_to(PlainTextResponse("ok"), LOCALHOST, port)
+        assert (await http.get("/")).text == "ok"
+    await early.close()
+
+
+async def is_open(port: int) -> None:
+    while True:
+        try:
+            await ask(port)
+            break
+        except OSError:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_port_in_use_is_not_shared() -> None:
+    (port,) = free_ports(1)
+    first = listener.Listener(100)
+    first.open_public(LOCALHOST, port)
+    await first.during(is_open(port))
+    with pytest.raises(ServiceError, match=rf"{port} \(Address already in use\)"):
+        listener.Listener(100).open_public(LOCALHOST, port)
+    await first.close()
+
+
+async def test_a_server_that_ends_by_itself_ends_what_the_process_does() -> None:
+    broken = listener.Listener(100)
+    broken.open_socket(PlainTextResponse("ok"), Path("/nowhere/socket"))
+    with pytest.raises(RuntimeError, match="No such file"):
+        await asyncio.wait_for(broken.during(asyncio.sleep(3600)), 60)
+    with pytest.raises(RuntimeError, match="No such file"):
+        await broken.close()
