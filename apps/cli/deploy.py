@@ -33,6 +33,8 @@ DEMO = Path(".millrace/demo")
 """where a demo keeps its files, unless told"""
 LOOK_S = 0.5
 """between two looks at a deployment that is followed"""
+SETTLE_S = 4.0
+"""for which `up` looks whether a program fails at its start"""
 RETRY_S = 2.0
 """between two looks for topics that are not there yet"""
 
@@ -47,11 +49,23 @@ def up(context: typer.Context) -> None:
     stopped = deployment.up()
     if stopped:
         console.print(f"stopped {len(stopped)} processes that a killed supervisor left behind", highlight=False)
-    console.print(processes(deployment.supervisor.states()))
+    console.print(processes(_first_states(deployment)))
     settings = deployment.settings
     console.print(f"agents: base_url http://{settings.gateway.host}:{settings.gateway.port}/v1", highlight=False)
     logs = f"logs: {deployment.supervisor.logs}; `millrace status` shows how it goes"
     console.print(logs, highlight=False, soft_wrap=True)
+
+
+def _first_states(deployment: Deployment) -> Sequence[ProgramState]:
+    """How the programs are once one of them fails at its start, or `SETTLE_S` have passed."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        states = deployment.supervisor.states()
+        if all(one.state == "RUNNING" for one in states) or any(one.failing for one in states):
+            return states
+        if time.monotonic() > until:
+            return states
+        time.sleep(LOOK_S)
 
 
 def _wanted(made: CommandFlags) -> None:
@@ -142,7 +156,9 @@ def _follow(deployment: Deployment, watch: StatusWatch | str, held: ExitStack) -
 def demo(
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
-    home: Annotated[Path, typer.Option(help="where it keeps its files", file_okay=False)] = DEMO,
+    home: Annotated[
+        Path, typer.Option(help="where it keeps its files", file_okay=False, envvar=f"{PREFIX}HOME")
+    ] = DEMO,
 ) -> None:
     """Train a tiny model through the whole loop here, with kills on the way; ends with a page and an audit."""
     raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, short=short))

@@ -27,7 +27,7 @@ from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFau
 from millrace.apps.demo.usage import CpuUsage
 from millrace.consumers.tell.status import StatusWatch, duration
 from millrace.infra import durable
-from millrace.infra.config import FILE, Settings, load
+from millrace.infra.config import FILE, PREFIX, Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, ServiceError
 from millrace.infra.machine.leftovers import deployment_id
@@ -90,6 +90,8 @@ def empty(home: Path) -> None:
 
 
 def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
+    # In the environment, which every program inherits, it would lead to another home than the file's.
+    os.environ.pop(f"{PREFIX}HOME", None)
     values = flags(home.absolute(), seed, free_ports(4))
     document = tomlkit.document()
     for name, value in values.items():
@@ -128,6 +130,7 @@ def _drive(
     recoveries: list[Callable[[], bool]] = []
     progress = time.monotonic()
     sampled = drawn = 0.0
+    failing: set[str] = set()
     while True:
         now = time.monotonic()
         if watch.poll(0.2):
@@ -136,6 +139,7 @@ def _drive(
         if now - sampled > 2:
             usage.sample()
             sampled = now
+            failing = _name_failing(fleet, failing, screen)
         if now - drawn > 0.5:
             screen.show(watch, fleet.states)
             drawn = now
@@ -147,6 +151,14 @@ def _drive(
         if now - progress > STALL_S or now - started > plan.minutes * 60:
             screen.tell(f"gave up at version {watch.version}: see the logs in {fleet.logs}")
             return False
+
+
+def _name_failing(fleet: DemoFleet, known: set[str], screen: DemoScreen) -> set[str]:
+    """Tell of each program that keeps ending, once, with its last words; gives the names of all of these."""
+    failing = {state.name: state.said for state in fleet.states() if state.failing}
+    for name in failing.keys() - known:
+        screen.tell(f"{name} keeps ending: {failing[name]} (its log: {fleet.logs / name}.log)")
+    return set(failing)
 
 
 def _strike(fault: PlannedFault, fleet: DemoFleet, watch: StatusWatch, screen: DemoScreen) -> Callable[[], bool]:

@@ -346,3 +346,16 @@ def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: p
     done = run(app, ["replay", *words])
     assert done.exit_code == 1
     assert says in done.stderr
+
+
+def test_the_home_of_the_environment_is_the_demos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homes: list[Path] = []
+
+    def stand_in(home: Path, *, seed: int, short: bool) -> int:
+        homes.append(home)
+        return 0
+
+    monkeypatch.setattr("millrace.apps.demo.run.run", stand_in)
+    for environment, flags in (({}, []), ({"MILLRACE_HOME": "a"}, []), ({"MILLRACE_HOME": "a"}, ["--home", "b"])):
+        assert run(app, ["demo", *flags], env=environment).exit_code == 0
+    assert homes == [Path(".millrace/demo"), Path("a"), Path("b")]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import os
 from pathlib import Path
 from typing import cast
 
 import pytest
+from rich.console import Console
 
-from millrace.apps.demo.run import _configure, empty, summary
+from millrace.apps.demo.fleet import DemoFleet
+from millrace.apps.demo.live import DemoScreen
+from millrace.apps.demo.run import _configure, _name_failing, empty, summary
 from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.records import LedgerEntry
 
 
@@ -47,3 +53,32 @@ def test_the_last_screen_says_what_happened_and_where_to_go(tmp_path: Path) -> N
     assert "10 samples/s" in text, "59 versions of 100 samples took 590 s"
     assert "from 0.055 (first ten versions) to 0.555 (last ten)" in text
     assert f"cd {tmp_path} && millrace up" in text
+
+
+def test_every_program_has_the_home_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_HOME", str(tmp_path / "elsewhere"))
+    empty(tmp_path / "demo")
+    settings, file = _configure(tmp_path / "demo", seed=0)
+    assert "MILLRACE_HOME" not in os.environ
+    assert settings.home == load(file).home == Path(settings.rollout.tasks).parent == tmp_path / "demo"
+
+
+def test_a_program_that_keeps_ending_is_named_once_until_it_runs_again() -> None:
+    class Fleet:
+        logs = Path("logs")
+        bad = True
+
+        def states(self) -> list[ProgramState]:
+            return [
+                ProgramState("gateway", "RUNNING", 1, 99.0, ""),
+                ProgramState("rollout-0", "BACKOFF", None, 0.0, "no tasks in x", failing=self.bad),
+            ]
+
+    out = io.StringIO()
+    fleet, screen = Fleet(), DemoScreen(Console(file=out), 10)
+    known: set[str] = set()
+    for bad in (True, True, False, True):
+        fleet.bad = bad
+        known = _name_failing(cast(DemoFleet, fleet), known, screen)
+    assert out.getvalue().count("rollout-0 keeps ending: no tasks in x (its log: logs/rollout-0.log)") == 2
+    assert "gateway" not in out.getvalue()
