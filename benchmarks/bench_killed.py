@@ -38,7 +38,7 @@ from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.plan import flags
 from millrace.apps.demo.run import make_topics
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.process.net import free_ports

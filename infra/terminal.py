@@ -6,7 +6,8 @@ could set the clipboard, retitle the window or hide a line.
 Invariants: of what is printed, only what rich itself makes (colours, cursor moves of live displays) is a control
 sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
 as pictures, and so do halves of surrogate pairs, which no UTF-8 holds. JSON has escapes in their place, which is the
-same JSON; other data stays as it is, but for a terminal, which is shown pictures there too."""
+same JSON; other data stays as it is, but for a terminal, which is shown pictures there too. Lines end at the
+width of a terminal alone: into a pipe or a file every value goes whole, on one line, however wide a table becomes."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any, Literal
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -42,17 +43,18 @@ def put(text: str) -> None:
 
 def put_json(value: Any) -> None:
     """Print a value as JSON, indented, in ASCII. What is no number, or infinite, is null: JSON has no word for it."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON takes it: what is no number, or infinite, is null; a tuple is a list."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {_finite(key): _finite(part) for key, part in value.items()}
+            return {finite(key): finite(part) for key, part in value.items()}
         case list() | tuple():
-            return [_finite(part) for part in value]
+            return [finite(part) for part in value]
     return value
 
 
@@ -77,8 +79,49 @@ def _picture(found: re.Match[str]) -> str:
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 
+PIPE_COLUMNS = 1 << 30
+"""columns of what is no terminal: more than any line needs"""
+
+
 class Terminal(Console):
-    """A console that prints no control character of its content."""
+    """A console that prints no control character of its content. Its lines end at `width` where one is given, else at
+    that of the terminal, else nowhere: what fills its width (a rule, a panel, an expanded table) is for terminals."""
+
+    def __init__(
+        self,
+        *,
+        file: IO[str] | None = None,
+        stderr: bool = False,
+        width: int | None = None,
+        force_terminal: bool | None = None,
+        color_system: Literal["auto", "truecolor"] = "auto",
+        no_color: bool | None = None,
+        highlight: bool = True,
+        record: bool = False,
+    ) -> None:
+        super().__init__(
+            file=file,
+            stderr=stderr,
+            width=width,
+            force_terminal=force_terminal,
+            color_system=color_system,
+            no_color=no_color,
+            highlight=highlight,
+            record=record,
+        )
+        self._has_width = width is not None
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """Columns and rows."""
+        if self._has_width or self.is_terminal:
+            return super().size
+        return ConsoleDimensions(PIPE_COLUMNS, super().size.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        self._width, self._height = new_size
+        self._has_width = True
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of anything that can be printed; nested ones come through here, too."""

@@ -23,7 +23,7 @@ from tests.support.house import ROOMS
 ROOT = Path(__file__).parents[1]
 GENERATED = "schemas/records.py"
 SEAMS = frozenset(
-    {"Section", "BaseSettings", "Law", "ExportLayout", "ImportLayout", "Prompt", "Chat", "Preference", "Jsonl"}
+    {"Section", "Law", "ExportLayout", "ImportLayout", "Prompt", "Chat", "Preference", "Jsonl"}
     | {"DialectReader", "RowReader", "Sink", "TaskSource", "Dialect"}
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def report(
     """Write one self-contained HTML page: rewards, staleness, learners, what became of every group, the audit."""
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with reading():
-        entry("millrace.consumers.report:write")(call(context).settings(), out, files=files)
+        entry("millrace.consumers.tell.command:report")(call(context).settings(), out, files=files)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
@@ -79,13 +80,14 @@ def why(
 ) -> None:
     """Say what became of something, and why. Exit code 1 when nothing is known of it."""
     settings = call(context).settings()
-    explain = entry("millrace.consumers.why:explain")
+    width = console.width if console.is_terminal and not as_json else None
+    explain = partial(entry("millrace.consumers.tell.command:explain"), settings, text=text, width=width)
     with reading():
-        told, known = explain(settings, what, text=text)
+        answer, known = explain(what)
         if not known and (id := newest_named(settings, what)):
-            told, known = explain(settings, id, text=text)
+            answer, known = explain(id)
     if as_json:
-        put_json({"id": what, "known": known, "said": told.splitlines()})
+        put_json({"id": what, "known": known, "said": answer.splitlines()})
     else:
-        put(told)
+        put(answer)
     raise typer.Exit(0 if known else 1)

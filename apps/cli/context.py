@@ -14,15 +14,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from millrace.infra.config import FILE, PREFIX, Settings, load, variables
 from millrace.infra.errors import ConfigError, MillraceError
 from millrace.infra.process.loaders import find_modules_here
 from millrace.infra.terminal import CleanFormatter, Terminal
+
+if TYPE_CHECKING:
+    from millrace.infra.config import Settings
 
 logger = logging.getLogger(__name__)
 console = Terminal()
@@ -37,15 +39,21 @@ class CommandFlags:
     flags: dict[str, str] = field(default_factory=dict)
 
     def settings(self) -> Settings:
+        from millrace.infra.config import load
+
         return load(self.file, self.flags)
 
     @property
     def path(self) -> Path:
         """Where the settings file lies, if there is one."""
+        from millrace.infra.config import FILE, PREFIX
+
         return self.file or Path(os.environ.get(f"{PREFIX}CONFIG") or FILE)
 
     def environment(self) -> dict[str, str]:
         """What leads a child process to the same settings: the file and the flags. It inherits the rest."""
+        from millrace.infra.config import PREFIX, variables
+
         file = self.path
         named = {f"{PREFIX}CONFIG": str(file.absolute())} if file.exists() else {}
         return {**named, **variables(self.flags)}

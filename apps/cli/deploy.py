@@ -18,9 +18,7 @@ from rich.live import Live
 
 from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import CommandFlags, call, console, entry
-from millrace.consumers.status.health import awaited, wrong
-from millrace.consumers.status.tables import learning, processes, silent, workers
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch, awaited, learning, processes, silent, workers, wrong
 from millrace.infra.config import FILE, PREFIX, Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError

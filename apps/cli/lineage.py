@@ -28,7 +28,7 @@ def lineage(
     Example: millrace lineage 7
     """
     with reading():
-        shown = entry("millrace.consumers.trajectory:lineage")(call(context).settings(), what, task=task)
+        shown = entry("millrace.consumers.tell.command:lineage")(call(context).settings(), what, task=task)
     if as_json:
         put_json(shown.json)
     else:

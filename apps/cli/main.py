@@ -1,34 +1,17 @@
-"""`millrace`: the one command. Every role runs alone, and `up` runs them all."""
+"""`millrace`: the one command. Every role runs alone, and `up` runs them all.
+
+Invariant: the module of a command is imported when the command is asked for, so that each starts with what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from collections import UserDict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from millrace.apps.cli import (
-    archive,
-    ask,
-    deploy,
-    evaluate,
-    export,
-    importing,
-    intake,
-    lineage,
-    logs,
-    offline,
-    questions,
-    replay,
-    roles,
-    setup,
-    sql,
-    trajectory,
-    warehouse,
-)
-from millrace.apps.cli.context import CommandFlags, CommandGroup, console, flags
+from millrace.apps.cli import roles
+from millrace.apps.cli.context import CommandFlags, CommandGroup, console, entry, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
 
@@ -40,8 +23,73 @@ Then:   [bold]millrace init[/], edit millrace.toml, [bold]millrace check[/], [bo
 Settings come from millrace.toml, overridden by MILLRACE_SECTION__KEY, overridden by --set section.key=value.
 """
 
+START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
+ROLES = "Roles (one process each; `up` runs them all)"
+COMMANDS: dict[str, tuple[str, str | None]] = {
+    "demo": (START, "deploy:demo"),
+    "init": (START, "setup:init"),
+    "check": (START, "setup:check"),
+    "doctor": (START, "setup:doctor"),
+    "config": (START, "setup:config"),
+    "up": (RUN, "deploy:up"),
+    "down": (RUN, "deploy:down"),
+    "status": (RUN, "deploy:status"),
+    "logs": (RUN, "logs:logs"),
+    "topics": (RUN, "setup:topics"),
+    "sweep": (RUN, "setup:sweep"),
+    "mcp": (RUN, "intake:mcp"),
+    "a2a": (RUN, "intake:a2a"),
+    "policy": (RUN, "ask:policy"),
+    "sft": (FILES, "offline:sft"),
+    "dpo": (FILES, "offline:dpo"),
+    "reward-model": (FILES, "offline:reward_model"),
+    "distill": (FILES, "offline:distill"),
+    "evaluate": (ASK, "evaluate:evaluate"),
+    "audit": (ASK, "ask:audit"),
+    "report": (ASK, "ask:report"),
+    "why": (ASK, "ask:why"),
+    "trajectory": (ASK, "trajectory:trajectory"),
+    "lineage": (ASK, "lineage:lineage"),
+    "export": (ASK, "export:export"),
+    "import": (ASK, "importing:import_"),
+    "sql": (ASK, "sql:sql"),
+    "replay": (ASK, "replay:replay"),
+    "ask": (ASK, "questions:ask"),
+    **dict.fromkeys(roles.NAMES, (ROLES, None)),
+}
+"""command -> its heading in the help; and its function, or the group of its commands, in a module beside this one"""
+
+
+class CommandsByName(UserDict[str, Any]):
+    """Commands, each made when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        if self.data[name] is None:
+            self.data[name] = _command(name, *COMMANDS[name])
+        return self.data[name]
+
+
+class MainGroup(CommandGroup):
+    """The group of all commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = CommandsByName(dict.fromkeys(COMMANDS))
+
+
+def _command(name: str, panel: str, place: str | None) -> Any:
+    app = typer.Typer(rich_markup_mode="rich")
+    target = entry(f"millrace.apps.cli.{place}") if place else roles.program(name)
+    if isinstance(target, typer.Typer):
+        app.add_typer(target, name=name, rich_help_panel=panel)
+    else:
+        app.command(name, rich_help_panel=panel)(target)
+    group: Any = typer.main.get_group(app)
+    return group.commands[name]
+
+
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=MainGroup,
     help=HELP,
     rich_markup_mode="rich",
     no_args_is_help=True,
@@ -50,49 +98,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-START, RUN, FILES, ASK = "Start", "Run", "Train from files", "Ask"
-ROLES = "Roles (one process each; `up` runs them all)"
-GROUPS: Mapping[str, Mapping[str, Callable[..., None]]] = {"archive": archive.COMMANDS, "warehouse": warehouse.COMMANDS}
-"""roles whose commands have commands of their own"""
-
-app.command("demo", rich_help_panel=START)(deploy.demo)
-app.command("init", rich_help_panel=START)(setup.init)
-app.command("check", rich_help_panel=START)(setup.check)
-app.command("doctor", rich_help_panel=START)(setup.doctor)
-app.command("config", rich_help_panel=START)(setup.config)
-app.command("up", rich_help_panel=RUN)(deploy.up)
-app.command("down", rich_help_panel=RUN)(deploy.down)
-app.command("status", rich_help_panel=RUN)(deploy.status)
-app.command("logs", rich_help_panel=RUN)(logs.logs)
-app.command("topics", rich_help_panel=RUN)(setup.topics)
-app.command("sweep", rich_help_panel=RUN)(setup.sweep)
-app.command("mcp", rich_help_panel=RUN)(intake.mcp)
-app.command("a2a", rich_help_panel=RUN)(intake.a2a)
-app.add_typer(ask.policy, name="policy", rich_help_panel=RUN)
-app.command("sft", rich_help_panel=FILES)(offline.sft)
-app.command("dpo", rich_help_panel=FILES)(offline.dpo)
-app.command("reward-model", rich_help_panel=FILES)(offline.reward_model)
-app.command("distill", rich_help_panel=FILES)(offline.distill)
-app.command("evaluate", rich_help_panel=ASK)(evaluate.evaluate)
-app.command("audit", rich_help_panel=ASK)(ask.audit)
-app.command("report", rich_help_panel=ASK)(ask.report)
-app.command("why", rich_help_panel=ASK)(ask.why)
-app.add_typer(replay.replay, name="replay", rich_help_panel=ASK)
-app.command("trajectory", rich_help_panel=ASK)(trajectory.trajectory)
-app.command("lineage", rich_help_panel=ASK)(lineage.lineage)
-app.command("export", rich_help_panel=ASK)(export.export)
-app.command("import", rich_help_panel=ASK)(importing.import_)
-app.add_typer(questions.ask, name="ask", rich_help_panel=ASK)
-app.command("sql", rich_help_panel=ASK)(sql.sql)
-for role in roles.ROLES:
-    if role.name in GROUPS:
-        app.add_typer(roles.group(role, GROUPS[role.name]), name=role.name, rich_help_panel=ROLES)
-    else:
-        app.command(role.name, help=role.help, rich_help_panel=ROLES)(roles.command(role))
-
 
 def _version(asked: bool) -> None:
     if asked:
+        from importlib.metadata import version
+
         console.print(version("millrace"))
         raise typer.Exit
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from rich.markup import escape
 
-from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import become_role, call, entry
-from millrace.infra import telemetry_setup
-from millrace.infra.config import Settings
-from millrace.infra.local_keys import private
-from millrace.infra.machine import leftovers
-from millrace.infra.machine.supervisor import Supervisor
-from millrace.infra.process.ending import end
+
+if TYPE_CHECKING:
+    from millrace.infra.config import Settings
 
 
 class Role(NamedTuple):
@@ -119,10 +116,22 @@ ROLES = (
 )
 
 
+NAMES = tuple(role.name for role in ROLES)
+GROUPS = {"archive": "millrace.apps.cli.archive:COMMANDS", "warehouse": "millrace.apps.cli.warehouse:COMMANDS"}
+"""roles whose commands have commands of their own"""
 SERVING = ("gateway", "otlp", "warehouse")
 """roles that answer over HTTP"""
 CHOOSING = ("dispatch", "learn")
 """roles that settle what a group is, and what is learned from it"""
+
+
+def program(name: str) -> Callable[[typer.Context], None] | typer.Typer:
+    """What a role's command is: a function, or a group whose own command it is."""
+    role = ROLES[NAMES.index(name)]
+    if name not in GROUPS:
+        return command(role)
+    module, _, table = GROUPS[name].partition(":")
+    return group(role, getattr(importlib.import_module(module), table))
 
 
 def command(role: Role) -> Callable[[typer.Context], None]:
@@ -132,6 +141,7 @@ def command(role: Role) -> Callable[[typer.Context], None]:
         settings = call(context).settings()
         start(role, settings)
 
+    run.__doc__ = role.help
     return run
 
 
@@ -153,6 +163,13 @@ def group(role: Role, commands: Mapping[str, Callable[..., None]]) -> typer.Type
 def start(role: Role, settings: Settings) -> None:
     """Run a role in this process. Workers that a killed incarnation of the same supervised process left are ended
     first: they hold its memory, and some its ports. Raises ConfigError for settings that contradict each other."""
+    from millrace.apps.agreement import check_agreement
+    from millrace.infra import telemetry_setup
+    from millrace.infra.local_keys import private
+    from millrace.infra.machine import leftovers
+    from millrace.infra.machine.supervisor import Supervisor
+    from millrace.infra.process.ending import end
+
     if role.name in CHOOSING:
         check_agreement(settings)
     name = os.environ.get(leftovers.ROLE) or role.name

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from millrace.apps.cli.context import call, complain, console
 from millrace.apps.cli.selecting import query as query_of
 from millrace.infra import durable
-from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, WarehouseError
-from millrace.infra.local_keys import private
 from millrace.infra.terminal import put_bytes
 
 if TYPE_CHECKING:
     from millrace.consumers.warehouse.client import Asking
+    from millrace.infra.config import Settings
 
 SHOWN = 1000
 """rows of a table on a terminal"""
@@ -104,9 +104,9 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
     if form is AnswerFormat.TABLE:
         settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
-        found, more = table(asking.ask(statement, AS_STRINGS, params, settings))
-        console.print(found)
-        if found.columns and not found.row_count:
+        rows, more = table(asking.ask(statement, AS_STRINGS, params, settings), console)
+        console.print(rows)
+        if rows.columns and not rows.row_count:
             complain.print("the answer has no rows", style="dim", highlight=False)
         if more:
             said = f"these are the first {SHOWN:,} rows: LIMIT asks for fewer, -o FILE writes all of them"
@@ -121,20 +121,25 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
-def table(pieces: Iterator[bytes]) -> tuple[Table, bool]:
-    """Rows for a terminal, at most SHOWN, and whether there are more. pieces: lines of JSON: names, types, rows."""
+def table(pieces: Iterator[bytes], screen: Console) -> tuple[Table, bool]:
+    """Rows for people, at most SHOWN, and whether there are more. Where the screen is a pipe, each row is one line.
+    pieces: lines of JSON: names, types, rows."""
     lines = b"".join(pieces).split(b"\n")[:-1]
     if len(lines) < 2:
         return Table(box=None), False  # EXPLAIN and the like of nothing
     names, types = orjson.loads(lines[0]), orjson.loads(lines[1])
-    found = Table(box=None, pad_edge=False)
+    rows = Table(box=None, pad_edge=False)
+
+    def text(value: str) -> Text:
+        return Text(value if screen.is_terminal else value.replace("\n", "\\n"))
+
     for name, kind in zip(names, types, strict=True):
         number = kind.startswith(NUMBERS)
-        found.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+        rows.add_column(text(name), justify="right" if number else "left", overflow="fold")
     for line in lines[2 : 2 + SHOWN]:
         cells = zip(orjson.loads(line), types, strict=True)
-        found.add_row(*(Text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
-    return found, len(lines) - 2 > SHOWN
+        rows.add_row(*(text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
+    return rows, len(lines) - 2 > SHOWN
 
 
 def shown(cell: str, kind: str) -> str:
@@ -150,6 +155,7 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
     from prompt_toolkit.history import FileHistory
 
     from millrace.consumers.warehouse.statements import split
+    from millrace.infra.local_keys import private
 
     private(settings.home)
     session: PromptSession[str] = PromptSession(history=FileHistory(str(settings.home / "sql_history")))

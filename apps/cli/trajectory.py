@@ -36,7 +36,9 @@ def trajectory(
     Example: millrace trajectory ID --page trajectory.html
     """
     settings = call(context).settings()
-    show = partial(entry("millrace.consumers.trajectory:show"), settings, tokens=tokens, tokenizer=tokenizer, out=page)
+    show = partial(
+        entry("millrace.consumers.tell.command:show"), settings, tokens=tokens, tokenizer=tokenizer, out=page
+    )
     with reading():
         try:
             shown = show(what)

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from millrace.consumers.status.tables import learning, processes
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch, learning, processes
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.schemas.records import LedgerEntry
 

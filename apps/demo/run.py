@@ -25,8 +25,7 @@ from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
 from millrace.apps.demo.usage import CpuUsage
-from millrace.consumers.status.tables import duration
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch, duration
 from millrace.infra import durable
 from millrace.infra.config import FILE, PREFIX, Settings, load
 from millrace.infra.connect import connect
@@ -242,17 +241,18 @@ def _finish(
     reached: bool,
     seconds: float,
 ) -> int:
-    from millrace.consumers import report
     from millrace.consumers.audit.command import render
+    from millrace.consumers.tell.command import report
 
     page = settings.home / "report.html"
     cpu = usage.by_role()
-    audit = report.write(settings, page, files=True)
+    audit = report(settings, page, files=True)
     console.print(render(audit, console.width))
     rewards = watch.rewards
     rise = gain(rewards)
     (settings.home / "cpu.json").write_text(json.dumps({"seconds": cpu, "memory": usage.memory()}, indent=1))
-    console.rule("demo")
+    if console.is_terminal:
+        console.rule("demo")
     for line in summary(settings, watch, seconds, page):
         console.print(line, highlight=False, soft_wrap=True)
     enough = plan.gain is None or rise >= plan.gain

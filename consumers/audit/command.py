@@ -19,7 +19,7 @@ from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
-from millrace.infra.terminal import Terminal, put_json
+from millrace.infra.terminal import PIPE_COLUMNS, Terminal, put_json
 
 WIDE = 130
 """columns from which on laws are written out"""
@@ -100,7 +100,8 @@ def render(report: AuditReport, width: int = WIDE) -> Group:
     be checked, the violations with their records."""
     wide = width >= WIDE
     title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.expand = width < PIPE_COLUMNS
     table.add_column("", width=1)
     table.add_column("law", no_wrap=True)
     if wide:

@@ -4,31 +4,37 @@
 
 Invariants: the three give the same bytes for the same query; each runs only what the guard of the endpoint lets pass,
 so none can write, read files or reach out; an error is what the engine said, without its decorations, and names the
-tables there are where one is unknown."""
+tables there are where one is unknown; who asks an endpoint loads no engine, no Arrow and no HTTP library, which would
+take longer than most answers."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from types import TracebackType
-from typing import Any, Self
-from urllib.parse import unquote, urlsplit, urlunsplit
-
-import httpx
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from millrace.consumers.warehouse.endpoint.faults import UNKNOWN_TABLE, QueryError, brief, of_engine
-from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
-from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner
-from millrace.consumers.warehouse.store.directory import TableDirectory, holder
+from millrace.consumers.warehouse.store.lock import holder
 from millrace.infra.config import Settings
 from millrace.infra.errors import WarehouseError
 from millrace.infra.local_keys import USER, warehouse_key
 from millrace.infra.terminal import Terminal
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from millrace.consumers.warehouse.endpoint.guard import Guard
+    from millrace.consumers.warehouse.endpoint.query import QueryLimits
+    from millrace.consumers.warehouse.store.directory import TableDirectory
+
 CONNECT_S = 5.0
+PIECE = 1 << 16
+"""bytes of an answer that are read at once, at most"""
 LOOKS = {"readonly": "1", "database": "millrace"}
 """settings of all that is asked of a server"""
 TABLES = "SELECT DISTINCT name FROM system.tables WHERE database = 'millrace' AND name NOT LIKE '.%' ORDER BY name"
@@ -67,8 +73,10 @@ class Asking(ABC):
 
     def table(self, sql: str, params: Mapping[str, Value] | None = None) -> pa.Table:
         """The answer as an Arrow table. Raises QueryError."""
-        found = b"".join(self.ask(sql, "ArrowStream", params))
-        return pa.ipc.open_stream(found).read_all() if found else pa.table({})
+        import pyarrow as pa
+
+        data = b"".join(self.ask(sql, "ArrowStream", params))
+        return pa.ipc.open_stream(data).read_all() if data else pa.table({})
 
     @abstractmethod
     def close(self) -> None:
@@ -82,17 +90,13 @@ class Asking(ABC):
 
 
 class OverHttp(Asking):
-    """An endpoint, which looks at each query itself. timeout_s: without a byte; own: settings that are sent with every
-    query."""
+    """An endpoint, which looks at each query itself; each has a connection of its own. timeout_s: without a byte; own:
+    settings that are sent with every query."""
 
     def __init__(self, url: str, user: str, password: str, timeout_s: float, own: Mapping[str, str]) -> None:
         self._url, self._own = url, dict(own)
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"X-ClickHouse-User": user, "X-ClickHouse-Key": password},
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
-            trust_env=False,
-        )
+        self._headers = {"X-ClickHouse-User": user.encode(), "X-ClickHouse-Key": password.encode()}
+        self._timeout_s = timeout_s
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
         return self._answer(sql, form, params, {**self._own, **settings})
@@ -101,18 +105,36 @@ class OverHttp(Asking):
         asked = {**settings, "default_format": form, "wait_end_of_query": "1"}
         asked |= {f"param_{name}": value for name, value in params.items()}
         try:
-            with self._client.stream("POST", "/", params=asked, content=sql.encode()) as answer:
-                if answer.status_code != 200 or "x-clickhouse-exception-code" in answer.headers:
+            with closing(self._connect()) as connection:
+                connection.request("POST", f"/?{urlencode(asked, quote_via=quote)}", sql.encode(), self._headers)
+                answer = connection.getresponse()
+                if answer.status != 200 or "x-clickhouse-exception-code" in answer.headers:
                     raise of_engine(answer.read().decode(errors="replace"))
-                yield from answer.iter_bytes()
-        except httpx.TransportError as error:
+                yield from _pieces(answer)
+        except (OSError, HTTPException) as error:
             raise WarehouseError(
                 f"{self._url} does not answer ({type(error).__name__} {error}): `millrace status` says whether the "
                 "warehouse runs, its log why not"
             ) from None
 
+    def _connect(self) -> HTTPConnection:
+        parts = urlsplit(self._url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=CONNECT_S)
+        connection.connect()
+        connection.sock.settimeout(self._timeout_s)
+        return connection
+
     def close(self) -> None:
-        self._client.close()
+        """Nothing stays open between queries."""
+
+
+def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
+    """The bytes of an answer as they come. Raises IncompleteRead where it ends before its length."""
+    while piece := answer.read1(PIECE):
+        yield piece
+    if answer.length:
+        raise IncompleteRead(b"", answer.length)
 
 
 class OfServer(OverHttp):
@@ -122,6 +144,8 @@ class OfServer(OverHttp):
     _guard: Guard | None = None
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
+
         self._guard = self._guard or Guard(Functions.of(self))
         admitted = self._guard.admit(self, sql, params)
         yield from super().pieces(admitted.sql, admitted.form or form, params, settings)
@@ -140,11 +164,15 @@ class InDirectory(Asking):
     def __init__(
         self, directory: TableDirectory, limits: QueryLimits, overdue: Callable[[], None] | None = None
     ) -> None:
+        from millrace.consumers.warehouse.endpoint.query import QueryRunner
+
         self._held = ExitStack()
         self._held.callback(directory.close)
         self._reader = QueryRunner(directory.handle, limits, overdue=overdue)
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
+        from millrace.consumers.warehouse.endpoint.query import Query
+
         return self._reader.ask(Query(sql, params, settings, form=form, whole=True)).pieces()
 
     def close(self) -> None:
@@ -162,20 +190,24 @@ def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -
     """Who answers for this deployment now. overdue: ends this process, where it has opened the directory and the engine
     does not end a query; a command gives `leave`, and without it such a query hangs. Raises WarehouseError where nobody
     can answer."""
-    asked = settings.warehouse
-    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    asked, home = settings.warehouse, settings.warehouse_home
     patience = asked.query_seconds + 30
-    if url := asked.read_url.get_secret_value() or asked.url.get_secret_value():
+    url = asked.read_url.get_secret_value() or asked.url.get_secret_value()
+    if not url and (process := holder(home)) and process[1]:
+        return OverHttp(process[1], USER, warehouse_key(settings), patience, {})
+    from millrace.consumers.warehouse.endpoint.query import QueryLimits
+
+    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    if url:
         parts = urlsplit(url)
         address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
         own = {**limits.settings(), **LOOKS}
         user, password = unquote(parts.username or "default"), unquote(parts.password or "")
         return OfServer(address, user, password, patience, own)
-    home = settings.warehouse_home
-    if (held := holder(home)) and held[1]:
-        return OverHttp(held[1], USER, warehouse_key(settings), patience, {})
     if not (home / "data").is_dir():
         raise WarehouseError(f"there is no warehouse in {home} yet: `millrace up` fills one from the log")
+    from millrace.consumers.warehouse.store.directory import TableDirectory
+
     return InDirectory(TableDirectory(home, memory_mb=asked.memory_mb), limits, overdue)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource
 
 from millrace.infra.config.explain import check_names, explain
 from millrace.infra.config.settings import PREFIX, Settings
@@ -39,17 +38,15 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
     elif named:
         raise ConfigError(f"there is no {path}: `millrace init` writes one")
     check_names(os.environ)
-    try:
-        environment = EnvSettingsSource(Settings)()
-    except ValueError as error:
-        raise ConfigError(f"environment: {error.__cause__ or error}: tables and lists are given as JSON") from None
+    environment, texts = _environment(os.environ)
     data = merge(_anchored(data, path.absolute().parent), environment)
     for key, value in (flags or {}).items():
         data = merge(data, _nested(key.split("."), value))
     try:
         return Settings(**data)
     except ValidationError as error:
-        raise ConfigError("\n".join(explain(problem) for problem in error.errors())) from None
+        lines = [explain(problem) + texts.get(problem["loc"], "") for problem in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
 
 
 def _is_there(path: Path) -> bool:
@@ -72,6 +69,25 @@ def _twice(path: Path) -> str:
         for heading, found in lines.items()
         if len(found) > 1
     )
+
+
+def _environment(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[tuple[str | int, ...], str]]:
+    """The settings among these variables, and of texts that begin like a table or a list and are none (a password may)
+    what to add where one of those was wanted. A key of a table wins over the variable that holds the table."""
+    out: dict[str, Any] = {}
+    texts: dict[tuple[str | int, ...], str] = {}
+    for name in sorted(variables, key=lambda name: name.count("__")):
+        keys = name.lower().removeprefix(PREFIX.lower()).split("__")
+        if name.upper().startswith(PREFIX) and keys[0] in Settings.model_fields:
+            try:
+                value = _nested(keys, variables[name])
+            except ConfigError:
+                value = {keys[-1]: variables[name]}
+                for key in reversed(keys[:-1]):
+                    value = {key: value}
+                texts[tuple(keys)] = f": {name} is not JSON, as which tables and lists are given"
+            out = merge(out, value)
+    return out, texts
 
 
 def variables(flags: Mapping[str, Any]) -> dict[str, str]:

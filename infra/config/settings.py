@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from millrace.infra.config.base import Name
 from millrace.infra.config.experience import Governance, Policy, Reward, Rollout
@@ -26,12 +25,10 @@ from millrace.infra.process.net import is_local
 PREFIX = "MILLRACE_"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything. Made by `load`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, hide_input_in_errors=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True)
 
     namespace: Name = Field(default="dev", description="one deployment: its topics are called <namespace>.something")
     home: Path = Field(default=Path(".millrace"), description="directory for what local services keep")
@@ -58,13 +55,6 @@ class Settings(BaseSettings):
     warehouse: Warehouse = Warehouse()
     otlp: Otlp = Otlp()
     telemetry: Telemetry = Telemetry()
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and file come merged through `load`; the environment lies between them there."""
-        return (init_settings,)
 
     @property
     def rollout_key(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import tomlkit
 
 from millrace.apps.demo.fleet import DemoFleet
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra import durable
 from millrace.infra.config import Settings, load
 from millrace.infra.connect import connect

@@ -14,7 +14,7 @@ import pytest
 
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.demo import tiny
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.local_keys import login
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.trajectory import command as showing
+from millrace.consumers.tell import command as showing
 from millrace.formats.exports import run as exporting
 from millrace.formats.layouts import WRITERS
 from tests.support import shown

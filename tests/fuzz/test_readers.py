@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from millrace.consumers.audit import audit
-from millrace.consumers.report.page import render
-from millrace.consumers.report.summary import summary
-from millrace.consumers.status import tables
-from millrace.consumers.status.watch import StatusWatch
-from millrace.consumers.why.command import explain_in
+from millrace.consumers.tell import status as tables
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.pages import report_page
+from millrace.consumers.tell.status import StatusWatch
+from millrace.consumers.tell.summary import summary
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import AuditError
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.history.kinds import HOLDS, topics_of
@@ -79,7 +80,7 @@ def watched(bus: MemoryBus) -> None:
 
 def explained(bus: MemoryBus) -> None:
     for wanted in ("x", "0", "7", "p", "{}", "local", "w.raw/0@0"):
-        explain_in(bus, NAMESPACE, POLICY, wanted, text=True)
+        explain_in(PolicyTopics(bus, NAMESPACE, POLICY), wanted, text=True)
 
 
 def audited(bus: MemoryBus) -> None:
@@ -89,7 +90,7 @@ def audited(bus: MemoryBus) -> None:
 
 def reported(bus: MemoryBus) -> None:
     with suppress(AuditError):
-        render(summary(bus, NAMESPACE, POLICY, 1), audit(bus, NAMESPACE, POLICY))
+        report_page(summary(bus, NAMESPACE, POLICY, 1), audit(bus, NAMESPACE, POLICY))
 
 
 READERS: dict[str, Callable[[MemoryBus], Any]] = {

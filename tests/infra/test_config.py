@@ -56,8 +56,15 @@ def test_flags_win_over_environment_wins_over_file(monkeypatch: pytest.MonkeyPat
 def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_GATEWAY__KEYS", '{"a": {"key": "k", "tenant": "t"}}')
     assert load().gateway.keys["a"].key.get_secret_value() == "k"
+    monkeypatch.setenv("MILLRACE_GATEWAY__KEYS__B", '{"key": "[begins like a list, but is none"}')
+    monkeypatch.setenv("MILLRACE_GATEWAY__KEYS__C__KEY", "{begins like a table, but is none")
+    keys = load().gateway.keys
+    assert sorted(keys) == ["a", "b", "c"]
+    assert keys["c"].key.get_secret_value() == "{begins like a table, but is none"
+    for name in ("B", "C__KEY"):
+        monkeypatch.delenv(f"MILLRACE_GATEWAY__KEYS__{name}")
     monkeypatch.setenv("MILLRACE_GATEWAY__KEYS", "{")
-    with pytest.raises(ConfigError, match="JSON"):
+    with pytest.raises(ConfigError, match="MILLRACE_GATEWAY__KEYS is not JSON"):
         load()
 
 

@@ -217,3 +217,34 @@ def ways(code: str) -> Iterator[str]:
                 yield called
             if called == "logging.StreamHandler" and "CleanFormatter(" not in code:
                 yield called
+
+
+CELL = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp", "Mn", "Me", "Cf"]), max_size=300
+)
+ROWS = st.integers(1, 6).flatmap(lambda width: st.lists(st.lists(CELL, min_size=width, max_size=width), min_size=1))
+
+
+@given(ROWS, st.sampled_from(["fold", "ellipsis", "crop"]), st.booleans())
+def test_what_is_no_terminal_gets_every_value_whole_on_one_line(rows: list[list[str]], cut: Any, fixed: bool) -> None:
+    made = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        made.add_column(Text(name), no_wrap=fixed, overflow=cut)
+    for row in rows[1:]:
+        made.add_row(*map(Text, row))
+    tree = Tree(Text("root"))
+    tree.add(made)
+    for thing in (made, Group("", made), tree):
+        out = io.StringIO()
+        Terminal(file=out).print(thing)
+        lines = out.getvalue().split("\n")[:-1]
+        drawn = lines[len(lines) - len(rows) :]
+        assert all(cell.rstrip() in line for row, line in zip(rows, drawn, strict=True) for cell in row)
+        assert len(lines) == len(rows) + (thing is not made)
+
+
+@given(CELL)
+def test_what_is_no_terminal_gets_sentences_on_one_line(text: str) -> None:
+    out = io.StringIO()
+    Terminal(file=out).print(Text(f"{text} and so on" * 20))
+    assert out.getvalue().count("\n") == 1

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from millrace.consumers.audit.run import audit
-from millrace.consumers.report.summary import summary
-from millrace.consumers.status.watch import StatusWatch
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.status import StatusWatch
+from millrace.consumers.tell.summary import summary
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import TopicError
 from millrace.streams.seal.policies import policy_key
 from millrace.streams.seal.stage import Seal
@@ -89,11 +90,11 @@ def test_what_is_asked_about_one_tells_nothing_of_the_other() -> None:
         strangers = [sample["id"] for sample in world.decoded(f"{other}.trajectories")]
         tickets = {row["ticket"] for row in world.decoded(f"{plan.policy}.grants")}
         for ticket in sorted(tickets)[:5]:
-            told = explain_in(world.bus, NAMESPACE, plan.policy, str(ticket)).text
+            told = explain_in(PolicyTopics(world.bus, NAMESPACE, plan.policy), str(ticket)).text
             assert not [id for id in strangers if id in told]
-        told = explain_in(world.bus, NAMESPACE, plan.policy, strangers[0]).text
+        told = explain_in(PolicyTopics(world.bus, NAMESPACE, plan.policy), strangers[0]).text
         assert f"is of policy {other}" in told
-        assert "is of policy" not in explain_in(world.bus, NAMESPACE, other, strangers[0]).text
+        assert "is of policy" not in explain_in(PolicyTopics(world.bus, NAMESPACE, other), strangers[0]).text
         status = {
             "incarnation": "i",
             "role": "gateway",

@@ -28,7 +28,6 @@ LOADED = [
     "msgspec",
     "numpy.typing",
     "psutil",
-    "pydantic_settings",
     "rich.console",
     "tenacity",
 ]

@@ -23,12 +23,11 @@ from millrace.consumers.reloader.shell import Reloader
 from millrace.consumers.replay.prove.prover import Prover
 from millrace.consumers.replay.prove.version_history import RecordedVersions
 from millrace.consumers.replay.selection import ModelLimits, Selector
-from millrace.consumers.report.page import render
-from millrace.consumers.report.summary import summary
-from millrace.consumers.trajectory import page, tree
-from millrace.consumers.trajectory.command import lineage_in, told_of
-from millrace.consumers.why.command import explain_in
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.tell.command import account_of, explain_in, lineage_in
+from millrace.consumers.tell.pages import account_page, report_page
+from millrace.consumers.tell.summary import summary
+from millrace.consumers.tell.topics import PolicyTopics
+from millrace.consumers.tell.trees import account_tree
 from millrace.formats.clearance import anyone
 from millrace.formats.exports import export_from
 from millrace.formats.exports.select import Selection
@@ -97,11 +96,11 @@ def audited(asked: Asked) -> Any:
 
 
 def reported(asked: Asked) -> Any:
-    return render(summary(asked.bus, NS, POLICY, 1), audit(asked.bus, NS, POLICY))
+    return report_page(summary(asked.bus, NS, POLICY, 1), audit(asked.bus, NS, POLICY))
 
 
 def explained(asked: Asked) -> Any:
-    return [explain_in(asked.bus, NS, POLICY, one, STORE.resolve, text=True) for one in asked.ids]
+    return [explain_in(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one, text=True) for one in asked.ids]
 
 
 def told(asked: Asked) -> Any:
@@ -109,11 +108,11 @@ def told(asked: Asked) -> Any:
     found = []
     for one in asked.ids:
         try:
-            account = told_of(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one)
+            account = account_of(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one)
         except LookError as error:
             found.append(str(error))
             continue
-        found += [shown(tree.tree(account, tokens=True)), page.render(account, None), repr(account.as_json())]
+        found += [shown(account_tree(account, tokens=True)), account_page(account, None), repr(account.as_json())]
     return found
 
 
@@ -122,7 +121,7 @@ def descended(asked: Asked) -> Any:
     found = []
     for one in asked.ids:
         try:
-            answer = lineage_in(asked.bus, NS, POLICY, one, STORE.resolve)
+            answer = lineage_in(PolicyTopics(asked.bus, NS, POLICY, STORE.resolve), one)
         except LookError as error:
             found.append(str(error))
             continue

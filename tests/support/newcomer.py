@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import tomlkit
 
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.machine.jars import cache_dir
 from millrace.infra.process.net import LOCALHOST, free_ports
 from tests.support.documents import ROOT

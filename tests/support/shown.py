@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.terminal_theme import MONOKAI
 
-from millrace.consumers.trajectory import tree
-from millrace.consumers.trajectory.command import told_of
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.tell.command import account_of
+from millrace.consumers.tell.topics import PolicyTopics
+from millrace.consumers.tell.trees import account_tree
 from millrace.infra.log.history.rows import as_stored
 from millrace.infra.terminal import Terminal
 from tests.support.conversations import Conversations
@@ -35,9 +35,9 @@ def withheld(source: Conversations) -> str:
 def picture() -> str:
     """The SVG. It loads nothing: a browser takes the monospaced font that it has."""
     source = world()
-    told = told_of(PolicyTopics(source.bus, NS, POLICY, as_stored), withheld(source))
+    told = account_of(PolicyTopics(source.bus, NS, POLICY, as_stored), withheld(source))
     console = Terminal(file=StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor")
-    console.print(tree.tree(told), highlight=False)
+    console.print(account_tree(told), highlight=False)
     svg = console.export_svg(title="millrace trajectory ID", theme=MONOKAI, unique_id="trajectory")
     svg = re.sub(r"@font-face \{.*?\}\n|<!--.*?-->\n", "", svg, flags=re.DOTALL)
     return "\n".join(line.rstrip() for line in svg.replace("Fira Code", "ui-monospace").splitlines()) + "\n"

@@ -10,8 +10,6 @@ an engine never opens what a newer one wrote (it would put aside whatever it can
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import re
 import shutil
@@ -32,9 +30,10 @@ from clickhouse_connect.driver.client import Client
 from millrace.consumers.warehouse.store.access import users
 from millrace.consumers.warehouse.store.base import Insertion, Store, failure
 from millrace.consumers.warehouse.store.columns import text
+from millrace.consumers.warehouse.store.lock import lock
 from millrace.consumers.warehouse.store.tables import VIEWS
 from millrace.infra import durable
-from millrace.infra.errors import WarehouseError, WarehouseHeld
+from millrace.infra.errors import WarehouseError
 
 MB = 1 << 20
 LITTLE = MB
@@ -49,7 +48,7 @@ class TableDirectory(Store):
     def __init__(self, path: Path, *, memory_mb: int = 2048, url: str = "") -> None:
         self.where = str(path)
         self._path = path.absolute()
-        self._lock = _hold(self._path, url)
+        self._lock = lock(self._path, url)
         self._former = tempfile.tempdir
         self._clients: weakref.WeakSet[Client] = weakref.WeakSet()
         self._kept = threading.local()
@@ -161,46 +160,6 @@ class TableDirectory(Store):
         file = self._path / "engine.xml"
         durable.write(file, f"<clickhouse>{_xml(limits)}</clickhouse>")
         return file
-
-
-def holder(path: Path) -> tuple[int, str] | None:
-    """Process id and URL of who holds a directory; None where nobody does."""
-    with suppress(OSError):
-        file = os.open(path / "lock", os.O_RDONLY)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _read(file)
-        finally:
-            os.close(file)
-    return None
-
-
-def _hold(path: Path, url: str) -> int:
-    """Take the lock of a directory, which is made where it is not; gives its file, which holds it while open."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise WarehouseError(f"{path} cannot be used ({error.strerror}): choose another [warehouse] home") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid, where = _read(file)
-        os.close(file)
-        asked = f"and answers at {where}: ask it there" if where else "and answers nobody: wait until it ends"
-        raise WarehouseHeld(f"process {pid} holds the warehouse in {path} {asked}", pid, where) from None
-    os.ftruncate(file, 0)
-    os.pwrite(file, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
-    return file
-
-
-def _read(file: int) -> tuple[int, str]:
-    try:
-        found = json.loads(os.pread(file, 4096, 0))
-        return int(found["pid"]), str(found["url"])
-    except (ValueError, KeyError, TypeError):
-        return 0, ""
 
 
 def _numbers(version: str) -> list[int]:

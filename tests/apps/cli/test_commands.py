@@ -22,7 +22,7 @@ from millrace.apps.cli import ask, context
 from millrace.apps.cli.main import app
 from millrace.apps.cli.roles import ROLES
 from millrace.apps.cli.template import render
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra import connect
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import UnreachableError
@@ -157,7 +157,7 @@ def test_topics_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_why_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = MemoryBus()
     bus.ensure_topics(load().layout.specs())
-    monkeypatch.setattr("millrace.consumers.why.command.history", lambda _: bus)
+    monkeypatch.setattr("millrace.consumers.tell.command.history", lambda _: bus)
     done = run(app, ["why", "7", "--json"])
     told = json.loads(done.output)
     assert (done.exit_code, told["id"], told["known"]) == (1, "7", False)
@@ -182,7 +182,7 @@ def test_who_waits_for_a_long_log_is_told_so_on_a_terminal_alone(
     shown = StringIO()
     monkeypatch.setattr(context, "console", Console(file=StringIO(), force_terminal=terminal))
     monkeypatch.setattr(context, "complain", Console(file=shown, force_terminal=terminal))
-    monkeypatch.setattr(ask, "entry", lambda name: lambda *_, **__: ("", True) if "why" in name else 0)
+    monkeypatch.setattr(ask, "entry", lambda name: lambda *_, **__: ("", True) if "explain" in name else 0)
     assert run(app, command).exit_code == 0
     assert ("reading the log" in shown.getvalue()) == terminal
 
@@ -283,8 +283,13 @@ def _nobody(settings: Settings) -> None:
 
 
 def test_the_command_line_loads_no_heavy_library() -> None:
-    heavy = ("torch", "transformers", "vllm", "faust", "pyarrow")
-    code = f"import sys, millrace.apps.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    """Nor the module of any command, nor the settings: what a command needs it loads itself."""
+    heavy = ("torch", "transformers", "vllm", "faust", "pyarrow", "pydantic", "asyncio")
+    light = tuple(f"millrace.apps.cli.{name}" for name in ("main", "context", "roles"))
+    code = (
+        "import sys, millrace.apps.cli.main\n"
+        f"print([m for m in sys.modules if m in {heavy} or m.startswith('millrace.apps.cli.') and m not in {light}])"
+    )
     root = Path(millrace.__file__).parent
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60, cwd=root

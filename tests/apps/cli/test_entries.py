@@ -17,8 +17,8 @@ CALLS = {
     "millrace.streams.seal.policies:announce": ["settings", "bus"],
     "millrace.consumers.learner.group.layouts:learner_count": ["learner"],
     "millrace.consumers.audit.command:run": ["settings", False, False, False],
-    "millrace.consumers.report:write": ["settings", Path()],
-    "millrace.consumers.why:explain": ["settings", "id"],
+    "millrace.consumers.tell.command:report": ["settings", Path()],
+    "millrace.consumers.tell.command:explain": ["settings", "id"],
     "millrace.consumers.warehouse.questions.catalog:questions": [],
     "millrace.consumers.warehouse.questions.catalog:values": ["question", {}],
     "millrace.consumers.warehouse.client:open_asking": ["settings", "overdue"],
@@ -61,8 +61,8 @@ CALLS = {
     "millrace.consumers.replay.branch.command:branch": ["settings", "options"],
     "millrace.consumers.replay.branch.job:BranchOptions": ["name"],
     "millrace.consumers.replay.rebuild.command:run": ["settings", ["events"], Path()],
-    "millrace.consumers.trajectory:lineage": ["settings", "id"],
-    "millrace.consumers.trajectory:show": ["settings", "id"],
+    "millrace.consumers.tell.command:lineage": ["settings", "id"],
+    "millrace.consumers.tell.command:show": ["settings", "id"],
     **{role.entry: ["settings"] for role in ROLES},
 }
 FLAGS = {

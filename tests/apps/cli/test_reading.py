@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.consumers.trajectory.command import lineage_in, told_of
-from millrace.consumers.why.read import PolicyTopics
+from millrace.consumers.tell.command import account_of, lineage_in
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.formats.exports import export_from
 from millrace.formats.exports.select import Selection
 from millrace.infra.log.base import Outgoing, Place
@@ -93,13 +93,13 @@ def test_an_export_is_the_same_from_kafka(tmp_path: Path) -> None:
 def test_a_lineage_is_the_same_from_kafka() -> None:
     _, sample = WORLD.rows("trajectories")[4]
     for wanted in ("3", sample["id"], sample["task_id"]):
-        expected = lineage_in(WORLD.bus, NS, POLICY, wanted).json
+        expected = lineage_in(PolicyTopics(WORLD.bus, NS, POLICY), wanted).json
         assert json.loads(typed("lineage", wanted, "--json")) == json.loads(json.dumps(expected))
 
 
 def test_a_trajectory_is_the_same_from_kafka() -> None:
     _, sample = WORLD.rows("trajectories")[4]
-    expected = told_of(PolicyTopics(WORLD.bus, NS, POLICY, as_stored), sample["id"]).as_json()
+    expected = account_of(PolicyTopics(WORLD.bus, NS, POLICY, as_stored), sample["id"]).as_json()
     found = json.loads(typed("trajectory", sample["id"], "--json"))
     assert found["lineages"] == json.loads(json.dumps(expected["lineages"]))
     assert found["verdict"] == expected["verdict"]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from millrace.apps.cli import ask, trajectory
 from millrace.apps.cli.main import app
 from millrace.apps.cli.session_names import newest_named
-from millrace.consumers.trajectory.command import Shown
+from millrace.consumers.tell.command import TreeAnswer
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import LookError
 from millrace.infra.process.net import free_ports
@@ -40,7 +40,7 @@ def test_where_no_gateway_answers_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 def test_why_goes_on_with_the_session_of_a_name(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def explain(settings: Settings, what: str, *, text: bool) -> tuple[str, bool]:
+    def explain(settings: Settings, what: str, *, text: bool, width: int | None) -> tuple[str, bool]:
         return f"of {what}", what == "id-1"
 
     monkeypatch.setattr(ask, "entry", lambda _: explain)
@@ -51,10 +51,10 @@ def test_why_goes_on_with_the_session_of_a_name(known: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_trajectory_is_shown_by_the_name_of_its_session(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def show(settings: Settings, what: str, **more: Any) -> Shown:
+    def show(settings: Settings, what: str, **more: Any) -> TreeAnswer:
         if what != "id-1":
             raise LookError(f"nothing is known of {what!r}")
-        return Shown("a tree", {})
+        return TreeAnswer("a tree", {})
 
     monkeypatch.setattr(trajectory, "entry", lambda _: show)
     monkeypatch.setattr(trajectory, "newest_named", lambda *_: "id-1" if known else None)

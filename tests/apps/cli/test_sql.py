@@ -19,9 +19,12 @@ from typer.testing import CliRunner
 from millrace.apps.cli.main import app
 from millrace.apps.cli.sql import SHOWN, AnswerFormat, form_of, prompt, values
 from millrace.consumers.warehouse.client import open_asking
+from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.infra import local_keys
 from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError
+from millrace.infra.process.net import free_ports
 from tests.support.asked_tables import fill
 
 
@@ -50,6 +53,21 @@ def test_a_table() -> None:
     assert (code, [line.split() for line in said.splitlines()]) == (0, [["off", "name"], ["0", "0"], ["1", "1"]])
 
 
+def test_a_row_in_a_pipe_is_one_line_however_wide() -> None:
+    """A value is as long as it likes, and may hold lines."""
+    code, output = run("SELECT off, repeat('long ', 200) AS text, 'a\\nb' AS lines FROM steps ORDER BY off LIMIT 3")
+    heading, *rows = output.splitlines()
+    assert (code, heading.split()) == (0, ["off", "text", "lines"])
+    assert [(row.split()[0], row.count("long "), row.split()[-1]) for row in rows] == [(n, 200, r"a\nb") for n in "012"]
+
+
+def test_a_column_is_described_on_one_line() -> None:
+    heading, *rows = run("DESCRIBE steps")[1].splitlines()
+    assert heading.split()[:2] == ["name", "type"]
+    assert {"off", "name"} <= {row.split()[0] for row in rows}
+    assert all(row[0].isalpha() for row in rows)
+
+
 def test_a_long_table_ends_and_says_so() -> None:
     code, said = run("SELECT off FROM steps ORDER BY off")
     assert code == 0
@@ -62,6 +80,37 @@ def test_a_long_table_ends_and_says_so() -> None:
 )
 def test_other_formats(form: str, said: str) -> None:
     assert run("SELECT arrayJoin([1, 2]) AS a", "--format", form) == (0, said)
+
+
+@pytest.mark.slow
+def test_who_asks_an_endpoint_loads_no_engine_and_no_library_of_http(tmp_path: Path) -> None:
+    """It answers sooner than any of these is loaded."""
+    heavy = (
+        "chdb",
+        "clickhouse_connect",
+        "httpx",
+        "numpy",
+        "pyarrow",
+        "pydantic_settings",
+        "asyncio",
+        "prompt_toolkit",
+    )
+    code = (
+        "import sys\nfrom millrace.apps.cli.main import app\n"
+        "app(['sql', 'SELECT 41 + 1 AS a'], standalone_mode=False)\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    config = Settings(home=tmp_path, warehouse={"port": free_ports(1)[0]})
+    local_keys.make(config)
+    url = f"http://127.0.0.1:{config.warehouse.port}"
+    with TableDirectory(config.warehouse_home, url=url) as directory:
+        serving = open_endpoint(directory.handle, config)
+        environment = {**os.environ, "MILLRACE_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
+        )
+        serving.close()
+    assert (done.stdout.split(), done.stderr) == (["a", "42", "[]"], "")
 
 
 def test_a_pipe_or_a_device_is_not_replaced_by_the_answer(tmp_path: Path) -> None:

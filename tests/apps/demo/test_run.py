@@ -13,7 +13,7 @@ from rich.console import Console
 from millrace.apps.demo.fleet import DemoFleet
 from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.run import _configure, _name_failing, empty, summary
-from millrace.consumers.status.watch import StatusWatch
+from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.memory.bus import MemoryBus

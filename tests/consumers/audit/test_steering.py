@@ -10,7 +10,12 @@ from io import StringIO
 import pytest
 
 from millrace.consumers.audit.command import render
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.story import tell
+from millrace.consumers.tell.subject import find
+from millrace.consumers.tell.topics import PolicyTopics
+from millrace.consumers.tell.trees import story_tree
+from millrace.infra.log.history.rows import as_stored
 from millrace.infra.terminal import Terminal
 from millrace.testing.world import NAMESPACE
 from tests.support.corruptions.generator import altered_strings
@@ -53,6 +58,11 @@ def test_why_prints_no_control_character(kind: str) -> None:
             str(row[name]) for name in ("id", "group", "trajectory", "prompt_id", "attempt", "ticket") if name in row
         }
     for name in sorted(wanted):
-        for colour in (False, True):
-            text = explain_in(history.bus, NAMESPACE, POLICY, name, colour=colour).text
-            assert not OBEYED.search(re.sub(r"\x1b\[[0-9;]*m", "", text)), (kind, name)
+        for width in (None, 80):
+            text = explain_in(PolicyTopics(history.bus, NAMESPACE, POLICY), name, width=width).text
+            assert not OBEYED.search(text), (kind, name)
+        topics = PolicyTopics(history.bus, NAMESPACE, POLICY, as_stored)
+        if (subject := find(topics, name)) is not None:
+            out = StringIO()
+            Terminal(file=out, width=200, force_terminal=True).print(story_tree(tell(topics, subject)))
+            assert not OBEYED.search(re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())), (kind, name)

@@ -17,7 +17,8 @@ import pytest
 
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.store.digests import differing, digests
-from millrace.consumers.warehouse.store.directory import TableDirectory, holder
+from millrace.consumers.warehouse.store.directory import TableDirectory
+from millrace.consumers.warehouse.store.lock import holder
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.infra.errors import WarehouseError, WarehouseHeld
 from tests.support.history_log import NS

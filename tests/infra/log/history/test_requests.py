@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.consumers.why.event_text import spoken
+from millrace.consumers.tell.events import texts_in
 from millrace.dialects.dialogue import Unsayable, dialogue
 from millrace.infra.log.base import Record
 from millrace.infra.log.history.requests import WholeRequests, whole_calls
@@ -66,6 +66,6 @@ def test_what_was_said_is_told_with_and_without_what_it_goes_on_from() -> None:
     trail = RequestTrail()
     rows = [row("a", "t", trail, asked(2)), row("c", "t", trail, asked(4))]
     requests = WholeRequests()
-    assert spoken(rows[0], requests)[1:] == [("user", "first"), ("assistant", "Yes.")]
+    assert texts_in(rows[0], requests)[1:] == [("user", "first"), ("assistant", "Yes.")]
     for known in (requests, WholeRequests()):
-        assert spoken(rows[1], known) == [("user", "second"), ("assistant", "Yes.")]
+        assert texts_in(rows[1], known) == [("user", "second"), ("assistant", "Yes.")]

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.report import Summary, summary
-from millrace.consumers.status.watch import StatusWatch
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.status import StatusWatch
+from millrace.consumers.tell.summary import Summary, summary
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.history.kinds import HOLDS
 from millrace.infra.log.memory.bus import MemoryBus
@@ -38,7 +39,7 @@ def seen(bus: MemoryBus) -> tuple[Summary, tuple[str, ...], object]:
     with_status.catch_up()
     shown = (with_status.versions, with_status.resolved, with_status.workers, with_status.ready, with_status.in_force)
     with_status.close()
-    told = tuple(explain_in(bus, NS, POLICY, wanted).text for wanted in subjects())
+    told = tuple(explain_in(PolicyTopics(bus, NS, POLICY), wanted).text for wanted in subjects())
     return summary(bus, NS, POLICY, world().now), told, shown
 
 

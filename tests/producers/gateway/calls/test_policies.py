@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.why import explain_in
+from millrace.consumers.tell.command import explain_in
+from millrace.consumers.tell.topics import PolicyTopics
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import load
@@ -158,7 +159,7 @@ async def test_why_tells_what_every_policy_said_in_an_episode(tmp_path: Path, re
         async with asyncio.timeout(60):
             while w.log.acked < w.log.end:
                 await asyncio.sleep(0.01)
-        told = explain_in(w.bus, "t", "policy", session["session"]).text
+        told = explain_in(PolicyTopics(w.bus, "t", "policy"), session["session"]).text
         assert [f"reply {call['response_id']}" in told for call in (*mine, *theirs)] == [True, True, False]
         assert f"model call of policy small, reply {mine[1]['response_id']}" in told
 

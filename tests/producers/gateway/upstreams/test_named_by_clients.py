@@ -13,7 +13,7 @@ import openai
 import orjson
 import pytest
 
-from millrace.consumers.why.render import event_line
+from millrace.consumers.tell.trees import event_line
 from millrace.dialects.all import read
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
