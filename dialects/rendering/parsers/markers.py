@@ -213,8 +213,9 @@ class MarkedParser(Parser):
         if self._state is THINK:
             self._think(piece, out)
             return
-        piece = self._stops.feed(piece)
-        if piece.strip():
+        if self._stops.stops:
+            piece = self._stops.feed(piece)
+        if self._fresh and piece.strip():
             self._fresh = False
         if self._tools or self._thought or self._trim:
             # White space around tool calls and after the thoughts belongs to the form, not to the content.
@@ -225,7 +226,7 @@ class MarkedParser(Parser):
             piece, self._held = piece[:cut], piece[cut:]
         if piece:
             self._begun = True
-            out.append(ReplyDelta(content=piece))
+            out.append(ReplyDelta(piece))
 
     def _think(self, piece: str, out: list[ReplyDelta]) -> None:
         if self._head:

@@ -78,7 +78,8 @@ class CallPipeline:
             with gateway.calling(call.session, call.name):
                 async with aclosing(call.pieces()) as pieces:
                     async for piece in pieces:
-                        self._mark(call)
+                        if not call.marked:
+                            self._mark(call)
                         yield piece
                 await call.close()
                 is_recorded = True
@@ -107,11 +108,10 @@ class CallPipeline:
 
     def _mark(self, call: Call) -> None:
         """A part of a reply is about to be told before its record. Its episode begins now."""
-        if not call.marked:
-            call.marked = True
-            # The mark first: a kill between the two leaves nothing that was begun and has no end.
-            self.gateway.recorder.underway.begin(call.name, call.session.id)
-            call.lost = not self.gateway.ensure_started(call.session)
+        call.marked = True
+        # The mark first: a kill between the two leaves nothing that was begun and has no end.
+        self.gateway.recorder.underway.begin(call.name, call.session.id)
+        call.lost = not self.gateway.ensure_started(call.session)
 
     # ------------------------------------------------------------------ records
 
