@@ -203,7 +203,10 @@ class HttpAnswer:
     async def begin(self) -> None:
         """Return once the headers are here. Raises ConnectionError and TimeoutError."""
         while not self.status:
-            await self._wait()
+            if self._error is not None:
+                raise self._error
+            self._waiter = self._loop.create_future()
+            await self._waiter
 
     async def take(self) -> bytes:
         """What came since, as soon as there is anything; nothing at the end. Raises ConnectionError where it breaks
@@ -211,7 +214,10 @@ class HttpAnswer:
         while not (parts := self._parts):
             if self._has_ended:
                 return b""
-            await self._wait()
+            if self._error is not None:
+                raise self._error
+            self._waiter = self._loop.create_future()
+            await self._waiter
         self._parts, self._unread = [], 0
         if self._is_paused:
             self._is_paused, self._last = False, self._loop.time()
@@ -294,18 +300,10 @@ class HttpAnswer:
 
     # ------------------------------------------------------------------ waiting
 
-    async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._waiter = waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _watch(self) -> None:
         """Break off where somebody has waited for so long, and look again. A timer, which is not set anew for what

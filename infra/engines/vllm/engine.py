@@ -161,7 +161,8 @@ class VllmEngine(Engine):
         try:
             rest = b""
             while data := await answer.take():
-                *events, rest = (rest + data if rest else data).split(b"\n\n")
+                events = (rest + data if rest else data).split(b"\n\n")
+                rest = events.pop()
                 arrived: dict[int, Chunk] = {}  # what came at once leaves at once: one chunk a choice
                 for at, event in enumerate(events, 1):
                     if at % AT_ONCE == 0:

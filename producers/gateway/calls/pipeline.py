@@ -18,7 +18,7 @@ from contextlib import aclosing
 from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import Step, by_turns
 from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
-from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.sessions.recorder import LARGE
 from millrace.schemas.ids import now_micros
 
@@ -35,7 +35,7 @@ class CallPipeline:
         """The whole answer, recorded. Raises ApiError."""
         gateway = self.gateway
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 reply = await call.answer()
         except asyncio.CancelledError:
             call.break_off(is_unread=True)
@@ -58,7 +58,7 @@ class CallPipeline:
         """Ask for a stream: None, or a refusal instead of it. Raises ApiError."""
         gateway = self.gateway
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 refusal = await call.open()
         except asyncio.CancelledError:
             call.break_off(is_unread=True)
@@ -75,7 +75,7 @@ class CallPipeline:
         """A stream that is open, what is ready at once together. Raises ApiError before its first bytes only."""
         gateway, is_recorded = self.gateway, False
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 async with aclosing(call.pieces()) as pieces:
                     async for piece in pieces:
                         if not call.marked:
@@ -118,7 +118,7 @@ class CallPipeline:
     async def _record(self, call: Call) -> None:
         """Every choice of a call into the log, between which others have their turn. Never raises: a reply is not lost
         to its client because it cannot be captured."""
-        with self.gateway.calling(call.session, call.name):
+        with CallInSession(call.session, call.name):
             await by_turns(self._records(call))
 
     def _record_at_once(self, call: Call) -> None:
