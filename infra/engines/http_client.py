@@ -265,7 +265,7 @@ class HttpAnswer:
         if self._has_ended or self._error is not None:
             return
         self._error = error
-        self._stop_watching()
+        self._let_go()
         self._wake()
 
     # ------------------------------------------------------------------ called by the parser
@@ -316,12 +316,14 @@ class HttpAnswer:
             return
         self._timer = self._loop.call_at(max(due, now + self._silence_s / 4), self._watch)
 
-    def _stop_watching(self) -> None:
+    def _let_go(self) -> None:
+        """Nothing is read any more: nothing that knows this answer stays."""
+        del self._parser
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _finish(self, *, is_sound: bool) -> None:
         self._has_ended = True
-        self._stop_watching()
+        self._let_go()
         self._connection.leave(is_sound=is_sound and not self._is_paused)

@@ -88,7 +88,7 @@ class MarkedParser(Parser):
         self._thought = thinking
         self._prefilled = thinking
         self._stop_ids = tokenizer.stop_ids if stop_ids is None else stop_ids
-        self._read = read if read is not None and self._tools else self._any_read
+        self._read = read if self._tools else None
         self._trim = trim
         self._stops = StopCutter(stop)
         self._stream = DecodeStream(skip_special_tokens=True)
@@ -325,7 +325,7 @@ class MarkedParser(Parser):
 
     def _settle(self) -> list[ReplyDelta]:
         """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
-        parsed = reading(self._read, self._all)
+        parsed = reading(self._read or self._any_read, self._all)
         if parsed is None:
             return []
         calls = [call for found in parsed.tool_calls if (call := as_call(found)) is not None][: bounds.CALLS]

@@ -64,7 +64,7 @@ class EngineCall(Call):
     choices: list[Choice] = field(default_factory=list)
     _unshared: int = 0
     """tokens that were handled since others had their turn"""
-    _writer: ReplyStream = field(init=False)
+    _writer: ReplyStream | None = None
     _events: list[bytes] = field(default_factory=list)
     """what the client has not got yet"""
     _responses: list[bytes] = field(default_factory=list)
@@ -138,12 +138,12 @@ class EngineCall(Call):
         return WholeReply(response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        self._writer = self.dialect.streamed(self)
+        self._writer = writer = self.dialect.streamed(self)
         async with self._chunks(stream=True) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk):
                     choice, parts = self._take(piece)
-                    written = self._writer.take(choice, parts, len(piece.token_ids))
+                    written = writer.take(choice, parts, len(piece.token_ids))
                     self._events += [event.sse() for event in written]
                     # The last tokens leave with the end of the response.
                     if self._events and (choice.finish is None or not self.finished):
@@ -165,7 +165,11 @@ class EngineCall(Call):
         return b"".join(self._events)
 
     def end(self) -> bytes:
+        assert self._writer is not None
         return b"".join([*self._events, *(event.sse() for event in self._writer.end())])
+
+    def let_go(self) -> None:
+        self._writer = None  # which knows this call
 
     def break_off(self, *, is_unread: bool) -> None:
         if is_unread:

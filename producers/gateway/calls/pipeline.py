@@ -100,6 +100,7 @@ class CallPipeline:
             if not is_recorded:
                 call.break_off(is_unread=False)
                 self._record_at_once(call)
+            call.let_go()
 
     def leave(self, call: Call) -> None:
         """Nobody reads a stream that is open: it is recorded as aborted."""

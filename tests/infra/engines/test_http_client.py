@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -218,6 +220,21 @@ async def test_connections_that_lie_unused_are_closed() -> None:
             await asyncio.sleep(0.01)
         await post(client)
     assert peers[0] == peers[1] != peers[2]
+
+
+@pytest.mark.parametrize("script", [answer(b"sound"), stream(b"sound")], ids=["at once", "streamed"])
+async def test_an_answer_that_was_read_is_freed_at_once(script: Script) -> None:
+    gc.disable()
+    try:
+        async with serving(script) as server, client_of(server) as client:
+            reply = await (await client.connect()).ask(client.head("POST", "/", {}))
+            assert await reply.read() == b"sound"
+            place = weakref.ref(reply)
+            del reply
+            await asyncio.sleep(0)
+            assert place() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_header_is_one_line() -> None:
