@@ -136,7 +136,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path, layout: t
     from millrace.producers.gateway.processes.crossing import Crossing
     from millrace.producers.gateway.processes.hop import Hops
     from millrace.producers.gateway.processes.owner import ProcessLayout
-    from millrace.producers.gateway.serve import serve
+    from millrace.producers.gateway.serve import serve, spare_collector
     from millrace.producers.gateway.sessions.recorder import Recorder
     from millrace.producers.gateway.sessions.sessions import Sessions
 
@@ -155,6 +155,7 @@ def gateway(port: int, engine_url: str, folder: Path, tokenizer: Path, layout: t
         crossing = (
             Crossing(served, ProcessLayout(index, processes), Hops(folder, folder), folder) if processes > 1 else None
         )
+        spare_collector()
         await serve(served, "127.0.0.1", port, asyncio.Event(), None, None, crossing)
 
     uvloop.run(run())

@@ -32,7 +32,7 @@ class StreamEvent(NamedTuple):
     def sse(self) -> bytes:
         """As a server-sent event."""
         if not self.name:
-            return b"data: " + self.data + b"\n\n"
+            return b"data: %b\n\n" % self.data
         return b"event: " + self.name.encode() + b"\ndata: " + self.data + b"\n\n"
 
 

@@ -68,15 +68,22 @@ class ChatStream(ReplyStream):
         """by choice: the id of its last call, and how much of its arguments is said"""
         self._head = orjson.dumps({**_head(call, "chat.completion.chunk"), "choices": []})[:-2]
         """of every chunk, up to what its choices hold"""
+        self._words: dict[int, bytes] = {}
+        """by choice: `_head`, and what of the choice is before its words"""
 
     def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
         out: list[StreamEvent] = []
         if choice.index not in self._made:
             self._made[choice.index] = 0
             out.append(self._event(choice, {"role": "assistant", "content": ""}))
-        end = len(choice.ids)
-        logprobs = _logprobs(self._call, choice, end - tokens, end) if tokens else None
+        logprobs: dict[str, Any] | None = None
+        if tokens and self._call.request.logprobs:
+            end = len(choice.ids)
+            logprobs = _logprobs(self._call, choice, end - tokens, end)
         for part in parts:
+            if logprobs is None and type(part) is Text:  # as nearly all are: as `_event` writes it
+                out.append(StreamEvent("", self._word(choice.index, part.text)))
+                continue
             content: dict[str, Any] | None
             match part:
                 case ToolUsePiece() | ToolUse():
@@ -93,6 +100,12 @@ class ChatStream(ReplyStream):
         if logprobs is not None:
             out.append(self._event(choice, {}, logprobs=logprobs))
         return out
+
+    def _word(self, index: int, text: str) -> bytes:
+        """A chunk that holds nothing but words of a choice."""
+        if (head := self._words.get(index)) is None:
+            head = self._words[index] = self._head + b'{"index":%d,"delta":{"content":' % index
+        return b'%b%b},"logprobs":null,"finish_reason":null}]}' % (head, orjson.dumps(text))
 
     def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> dict[str, Any] | None:
         """What a part adds to the calls of a choice, None where all of it is said."""

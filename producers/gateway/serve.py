@@ -64,6 +64,8 @@ DRAIN_S = 5.0
 CHECK_S = 1.0
 CHECKPOINT_S = 60.0
 """seconds after which a checkpoint is written, however little happened since the last"""
+COLLECTED_AFTER = 20_000
+"""objects more than at the last look of the garbage collector before it looks again"""
 START_S = 60.0
 """how long a call waits where the only engine does not listen yet"""
 
@@ -137,9 +139,7 @@ async def _prepare_and_serve(
     checkpoints = asyncio.create_task(_checkpoints(gateway))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
     crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
-    # What is here by now stays: the garbage collector, which stops everybody, need not look at it again and again.
-    gc.collect()
-    gc.freeze()
+    spare_collector()
     try:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing, listener)
     finally:
@@ -158,6 +158,15 @@ async def _prepare_and_serve(
         await asyncio.to_thread(forwarder.close)
         underway.close()
         log.close()
+
+
+def spare_collector() -> None:
+    """Leave the garbage collector little to do, since it stops everybody and walks through all that a call has in the
+    processor's caches: what is here by now stays and need not be looked at again, and what a call leaves is freed
+    without it, but for few circles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECTED_AFTER, 20, 20)
 
 
 def capture(settings: Settings, bus: Bus) -> tuple[CaptureLog, Forwarder]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,12 +50,14 @@ Answers = Callable[[str, bytes], "Played"]
 
 @dataclass
 class Played:
-    """An answer as aiohttp would give it. `parts` are its body as it arrives; `error` breaks it off behind them."""
+    """An answer as the clients of engines (`take`) and of upstreams (`content`) get it. `parts` are its body as it
+    arrives; `error` breaks it off behind them."""
 
     status: int = 200
     parts: list[bytes] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
+    _parts: Iterator[bytes] | None = None
 
     @property
     def content(self) -> Played:
@@ -67,12 +69,18 @@ class Played:
         if self.error is not None:
             raise self.error
 
+    async def take(self) -> bytes:
+        self._parts = iter(self.parts) if self._parts is None else self._parts
+        if part := next(filter(None, self._parts), b""):
+            return part
+        if self.error is not None:
+            raise self.error
+        return b""
+
     async def read(self) -> bytes:
         if self.error is not None:
             raise self.error
         return b"".join(self.parts)
-
-    def release(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -88,7 +88,7 @@ class MarkedParser(Parser):
         self._thought = thinking
         self._prefilled = thinking
         self._stop_ids = tokenizer.stop_ids if stop_ids is None else stop_ids
-        self._read = read if read is not None and self._tools else self._any_read
+        self._read = read if self._tools else None
         self._trim = trim
         self._stops = StopCutter(stop)
         self._stream = DecodeStream(skip_special_tokens=True)
@@ -213,8 +213,9 @@ class MarkedParser(Parser):
         if self._state is THINK:
             self._think(piece, out)
             return
-        piece = self._stops.feed(piece)
-        if piece.strip():
+        if self._stops.stops:
+            piece = self._stops.feed(piece)
+        if self._fresh and piece.strip():
             self._fresh = False
         if self._tools or self._thought or self._trim:
             # White space around tool calls and after the thoughts belongs to the form, not to the content.
@@ -225,7 +226,7 @@ class MarkedParser(Parser):
             piece, self._held = piece[:cut], piece[cut:]
         if piece:
             self._begun = True
-            out.append(ReplyDelta(content=piece))
+            out.append(ReplyDelta(piece))
 
     def _think(self, piece: str, out: list[ReplyDelta]) -> None:
         if self._head:
@@ -324,7 +325,7 @@ class MarkedParser(Parser):
 
     def _settle(self) -> list[ReplyDelta]:
         """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
-        parsed = reading(self._read, self._all)
+        parsed = reading(self._read or self._any_read, self._all)
         if parsed is None:
             return []
         calls = [call for found in parsed.tool_calls if (call := as_call(found)) is not None][: bounds.CALLS]

@@ -6,7 +6,7 @@ these values refers to itself, so the garbage collector need not look at the tho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
@@ -16,6 +16,7 @@ from millrace.schemas.bounds import NAME_BYTES
 from millrace.schemas.labels import MIXED, is_base
 
 LARGEST_ID = 2**31 - 1
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
 
 
 class LikelyToken(msgspec.Struct, gc=False):
@@ -57,7 +58,7 @@ class WireChoice(msgspec.Struct, gc=False):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     weight_versions: list[VersionSpan] | None = None
     logprobs: Logprobs | None = None
 
@@ -66,7 +67,7 @@ class ChoiceWithTop(msgspec.Struct, gc=False):
     index: int
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     weight_versions: list[VersionSpan] | None = None
     logprobs: LogprobsWithTop | None = None
 
@@ -158,14 +159,12 @@ def request_body(
 def to_chunk(choice: WireChoice | ChoiceWithTop, top: int, n: int) -> Chunk:
     """The chunk of one of `n` choices; `top` is how many rivals were asked for.
 
-    Raises ValueError for what must never pass for an answer: tokens without their log-probabilities, numbers that are
-    no tokens, a choice that nobody asked for, names that no record takes."""
+    Raises ValueError for what must never pass for an answer: tokens without their log-probabilities, a choice that
+    nobody asked for, names that no record takes."""
     ids = choice.token_ids or []
-    content = (choice.logprobs.content if choice.logprobs else None) or []
+    content = choice.logprobs.content or () if choice.logprobs is not None else ()
     if not 0 <= choice.index < n:
         raise ValueError(f"choice {choice.index} of {n}")
-    if ids and not (min(ids) >= 0 and max(ids) <= LARGEST_ID):
-        raise ValueError(f"token ids from {min(ids)} to {max(ids)}")
     if len(content) != len(ids):
         raise ValueError(f"{len(ids)} tokens came with {len(content)} log-probabilities")
     if choice.finish_reason is None and choice.stop_reason is None and choice.weight_versions is None:
@@ -177,7 +176,7 @@ def to_chunk(choice: WireChoice | ChoiceWithTop, top: int, n: int) -> Chunk:
         if longest > NAME_BYTES:
             raise ValueError(f"a name of {longest} bytes, of at most {NAME_BYTES}")
     tops: Sequence[Sequence[tuple[int, float]]] = ()
-    if isinstance(choice, ChoiceWithTop) and choice.logprobs and choice.logprobs.content:
+    if top and isinstance(choice, ChoiceWithTop) and choice.logprobs and choice.logprobs.content:
         tops = [_rivals(position.top_logprobs, top) for position in choice.logprobs.content]
     return Chunk(
         choice.index,

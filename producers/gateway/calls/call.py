@@ -160,6 +160,10 @@ class Call(ABC):
     def break_off(self, *, is_unread: bool) -> None:
         """Nobody waits for the answer any more. `is_unread`: its client got nothing of it."""
 
+    def let_go(self) -> None:
+        """Its stream is over: nothing may keep it in memory until the garbage collector comes."""
+        return
+
     def check(self) -> None:
         """Raises ApiError for a whole answer that is recorded and not told."""
         return

@@ -23,6 +23,8 @@ from millrace.producers.gateway.marks import minted_call
 def slices(chunk: Chunk) -> Sequence[Chunk]:
     """A chunk in pieces that take little time each; only the last of them ends what the chunk ends."""
     ids, count = chunk.token_ids, len(chunk.token_ids)
+    if count == 1:  # as nearly all are
+        return (chunk,)
     step = max(1, SLICE // (1 + (len(chunk.tops[0]) if len(chunk.tops) else 0)))
     if count <= step:
         return (chunk,)
@@ -65,18 +67,22 @@ class Choice:
 
     def feed(self, chunk: Chunk) -> list[Part]:
         """Take what the engine sampled; returns its parts: pieces of Text, Thinking and ToolUses."""
-        at_once = not self.ids and chunk.finish_reason is not None
+        is_last = chunk.finish_reason is not None
+        at_once = is_last and not self.ids
         self.ids += chunk.token_ids
         self.logprobs += chunk.logprobs
-        self.tops += chunk.tops
+        if chunk.tops:
+            self.tops += chunk.tops
         deltas = self.parser.whole(chunk.token_ids) if at_once else self.parser.feed(chunk.token_ids)
-        if chunk.finish_reason is not None:
+        if is_last:
             self.finish, self.stop, self.spans = chunk.finish_reason, chunk.stop_reason, chunk.spans
             if not at_once:
                 deltas += self.parser.finish()
         return [self._part(delta) for delta in deltas]
 
     def _part(self, delta: ReplyDelta) -> Part:
+        if delta.content and not self.drafts:  # as nearly all are
+            return Text(delta.content)
         if delta.draft is not None:
             id = self.drafts[0].id if self.drafts else minted_call(self.process)
             self.drafts.append(ToolUsePiece(id, delta.draft.name, delta.draft.arguments))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from millrace.dialects import match_keys
@@ -64,7 +64,7 @@ class EngineCall(Call):
     choices: list[Choice] = field(default_factory=list)
     _unshared: int = 0
     """tokens that were handled since others had their turn"""
-    _writer: ReplyStream = field(init=False)
+    _writer: ReplyStream | None = None
     _events: list[bytes] = field(default_factory=list)
     """what the client has not got yet"""
     _responses: list[bytes] = field(default_factory=list)
@@ -127,7 +127,7 @@ class EngineCall(Call):
         # What may be very long is asked for piece by piece: read at once it would keep everybody else waiting.
         numbers = self.sampling.n * self.sampling.max_tokens * (1 + self.sampling.top_logprobs)
         streams = numbers > WHOLE
-        async with aclosing(self._chunks(stream=streams)) as chunks:
+        async with self._chunks(stream=streams) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk) if streams else (chunk,):
                     await aside(0 if streams else 8 * len(piece.token_ids), self._take, piece)
@@ -138,13 +138,13 @@ class EngineCall(Call):
         return WholeReply(response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        self._writer = self.dialect.streamed(self)
-        async with aclosing(self._chunks(stream=True)) as chunks:
+        self._writer = writer = self.dialect.streamed(self)
+        async with self._chunks(stream=True) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk):
                     choice, parts = self._take(piece)
-                    for event in self._writer.take(choice, parts, len(piece.token_ids)):
-                        self._events.append(event.sse())
+                    written = writer.take(choice, parts, len(piece.token_ids))
+                    self._events += [event.sse() for event in written]
                     # The last tokens leave with the end of the response.
                     if self._events and (choice.finish is None or not self.finished):
                         events = self._events[0] if len(self._events) == 1 else b"".join(self._events)
@@ -165,7 +165,11 @@ class EngineCall(Call):
         return b"".join(self._events)
 
     def end(self) -> bytes:
+        assert self._writer is not None
         return b"".join([*self._events, *(event.sse() for event in self._writer.end())])
+
+    def let_go(self) -> None:
+        self._writer = None  # which knows this call
 
     def break_off(self, *, is_unread: bool) -> None:
         if is_unread:
@@ -176,7 +180,8 @@ class EngineCall(Call):
         if any(choice.reason == ABORT for choice in self.choices):
             raise ApiError(503, "The engine aborted this reply: try again", type="server_error", code="engine_aborted")
 
-    async def _chunks(self, *, stream: bool) -> AsyncGenerator[Chunk, None]:
+    @asynccontextmanager
+    async def _chunks(self, *, stream: bool) -> AsyncGenerator[AsyncGenerator[Chunk, None], None]:
         """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
         target = self.target
         target.running += 1
@@ -184,8 +189,7 @@ class EngineCall(Call):
             async with aclosing(
                 target.engine.generate(self.plan.prompt, self.sampling, request_id=self.call_id, stream=stream)
             ) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+                yield chunks
         except EngineError as error:
             answer = of_engine(error)
             logger.warning("%s of %s: %s", self.name, self.session.id, error)

@@ -18,7 +18,7 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.process.offload import HEAVY, aside
 from millrace.producers.gateway.calls.constraint import grammar_of
 from millrace.producers.gateway.calls.engine_call import EngineCall
-from millrace.producers.gateway.calls.gateway import Gateway, refuse_ended
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, refuse_ended
 from millrace.producers.gateway.calls.models import wanted
 from millrace.producers.gateway.calls.sampling import to_sampling, too_long
 from millrace.producers.gateway.calls.understanding import understand
@@ -66,7 +66,7 @@ class EngineCalls:
         )
         try:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
-            with gateway.calling(session, response_id):
+            with CallInSession(session, response_id):
                 size = len(body) + plan.weight
                 await aside(size, lineages.write, plan, request.tools, served.renderer, request.prompt)
                 grammar = None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from millrace.dialects.errors import ApiError, not_held
@@ -32,6 +32,26 @@ logger = logging.getLogger(__name__)
 
 ENDING_S = 5.0
 """how long an end waits for a call that was cut off, before it cuts it off again"""
+
+
+class CallInSession:
+    """While it is entered, the current task is a call of the session: it keeps the session from being idle, and ends
+    with it."""
+
+    __slots__ = ("_name", "_session")
+
+    def __init__(self, session: GatewaySession, name: str) -> None:
+        self._session = session
+        self._name = name
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._session.calls[self._name] = task
+
+    def __exit__(self, *_: object) -> None:
+        self._session.calls.pop(self._name, None)
+        self._session.touch()
 
 
 class Gateway:
@@ -177,18 +197,6 @@ class Gateway:
         required and nothing could be captured."""
         self.recorder.spending.check(caller.key, now_micros())
         await self.recorder.check()
-
-    @contextmanager
-    def calling(self, session: GatewaySession, name: str) -> Iterator[None]:
-        """The current task is a call of the session: it keeps the session from being idle, and ends with it."""
-        task = asyncio.current_task()
-        assert task is not None
-        session.calls[name] = task
-        try:
-            yield
-        finally:
-            session.calls.pop(name, None)
-            session.touch()
 
     def followed_up(self, session: GatewaySession, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
         """Record what a call's messages say of the session's newest reply, before the call's own is the newest."""

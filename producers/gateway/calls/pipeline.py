@@ -18,7 +18,7 @@ from contextlib import aclosing
 from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import Step, by_turns
 from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
-from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.sessions.recorder import LARGE
 from millrace.schemas.ids import now_micros
 
@@ -35,7 +35,7 @@ class CallPipeline:
         """The whole answer, recorded. Raises ApiError."""
         gateway = self.gateway
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 reply = await call.answer()
         except asyncio.CancelledError:
             call.break_off(is_unread=True)
@@ -58,7 +58,7 @@ class CallPipeline:
         """Ask for a stream: None, or a refusal instead of it. Raises ApiError."""
         gateway = self.gateway
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 refusal = await call.open()
         except asyncio.CancelledError:
             call.break_off(is_unread=True)
@@ -75,10 +75,11 @@ class CallPipeline:
         """A stream that is open, what is ready at once together. Raises ApiError before its first bytes only."""
         gateway, is_recorded = self.gateway, False
         try:
-            with gateway.calling(call.session, call.name):
+            with CallInSession(call.session, call.name):
                 async with aclosing(call.pieces()) as pieces:
                     async for piece in pieces:
-                        self._mark(call)
+                        if not call.marked:
+                            self._mark(call)
                         yield piece
                 await call.close()
                 is_recorded = True
@@ -99,6 +100,7 @@ class CallPipeline:
             if not is_recorded:
                 call.break_off(is_unread=False)
                 self._record_at_once(call)
+            call.let_go()
 
     def leave(self, call: Call) -> None:
         """Nobody reads a stream that is open: it is recorded as aborted."""
@@ -107,18 +109,17 @@ class CallPipeline:
 
     def _mark(self, call: Call) -> None:
         """A part of a reply is about to be told before its record. Its episode begins now."""
-        if not call.marked:
-            call.marked = True
-            # The mark first: a kill between the two leaves nothing that was begun and has no end.
-            self.gateway.recorder.underway.begin(call.name, call.session.id)
-            call.lost = not self.gateway.ensure_started(call.session)
+        call.marked = True
+        # The mark first: a kill between the two leaves nothing that was begun and has no end.
+        self.gateway.recorder.underway.begin(call.name, call.session.id)
+        call.lost = not self.gateway.ensure_started(call.session)
 
     # ------------------------------------------------------------------ records
 
     async def _record(self, call: Call) -> None:
         """Every choice of a call into the log, between which others have their turn. Never raises: a reply is not lost
         to its client because it cannot be captured."""
-        with self.gateway.calling(call.session, call.name):
+        with CallInSession(call.session, call.name):
             await by_turns(self._records(call))
 
     def _record_at_once(self, call: Call) -> None:

@@ -17,7 +17,7 @@ import orjson
 from millrace.dialects import shape
 from millrace.dialects.errors import ApiError, bad_request, not_held
 from millrace.infra.process.offload import Step, aside, by_turns
-from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.episodes.bodies import (
     ACTORS,
     EndIn,
@@ -233,7 +233,7 @@ class Episodes:
         _check_numbers(session, report)
         ids: list[str | None] = []
         records = self._events(session, report, ids)
-        with self.gateway.calling(session, new_id()):
+        with CallInSession(session, new_id()):
             await by_turns(records)
         await self.gateway.recorder.durable(session)
         return {"ids": ids}

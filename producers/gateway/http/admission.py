@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import Receive
 
 from millrace.dialects.errors import ApiError
@@ -102,7 +102,12 @@ class Visit:
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(options.body_timeout_s):
-                async for part in request.stream():
+                more = True
+                while more:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(400, "The request ended in the middle of its body", code="request_cut_off")
+                    part, more = message.get("body", b""), message.get("more_body", False)
                     self._held += len(part)
                     intake.held += len(part)
                     if self._held > limit:
@@ -115,14 +120,13 @@ class Visit:
                             code="busy",
                             retry_after_s=1,
                         )
-                    parts.append(part)
+                    if part:
+                        parts.append(part)
         except TimeoutError:
             raise ApiError(
                 408, f"The body did not come within {options.body_timeout_s:g} s", code="request_timeout"
             ) from None
-        except ClientDisconnect:
-            raise ApiError(400, "The request ended in the middle of its body", code="request_cut_off") from None
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def watch(self) -> None:
         """From here on the current task is cancelled when the client goes. The body must have been read."""

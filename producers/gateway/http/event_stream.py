@@ -56,14 +56,14 @@ class EventStream(Response):
         try:
             # Closed also when this task is cancelled: what was sampled is recorded before anyone goes on.
             async with aclosing(self._events):
+                now = loop.time
                 async for events in self._events:
                     if self._begun and self._comment is None:
                         # What nearly every event is: no headers, no comment on its way.
                         self._sending = True
                         await send({"type": "http.response.body", "body": events, "more_body": True})
                         self._sending = False
-                        if self._timer is not None:
-                            self._last = loop.time()
+                        self._last = now()
                     else:
                         await self._say(send, events)
             await self._say(send, b"", more=False)

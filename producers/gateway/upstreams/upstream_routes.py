@@ -25,7 +25,7 @@ from millrace.dialects.reading.reader import DialectReader, ReadRequest
 from millrace.infra.engines.upstream import UpstreamReply, succeeded
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
-from millrace.producers.gateway.calls.gateway import Gateway
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.sessions.ownership import hints
 from millrace.producers.gateway.spending import borne, spent
@@ -199,7 +199,7 @@ class UpstreamRoutes:
 
         chain = self.upstreams.chain_of(rule, api)
         try:
-            with self._gateway.calling(session, new_id()) if session is not None else nullcontext():
+            with CallInSession(session, new_id()) if session is not None else nullcontext():
                 return await first_answer(chain, to, caller.key or caller.tenant, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error

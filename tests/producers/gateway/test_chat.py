@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ import httpx
 import openai
 import pytest
 
+from millrace.dialects.rendering.parsers.markers import MarkedParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
+from millrace.producers.gateway.calls.engine_call import EngineCall
 from millrace.schemas.arrays import unpack
 from tests.support.gateway_world import ScriptedEngine, World, logprob, world
 
@@ -293,3 +296,18 @@ async def test_events_reach_raw(w: World):
     assert [r.headers["kind"] for r in records] == [b"episode_started", b"model_call", b"episode_ended"]
     assert {r.key for r in records} == {b"local/5"}
     assert [r.headers["source-seq"] for r in records] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_call_leaves_nothing_to_the_garbage_collector(w: World, streamed: bool):
+    await w.chat([{"role": "user", "content": "hi"}], stream=streamed)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await w.chat([{"role": "user", "content": "hi"}], stream=streamed)
+        await asyncio.sleep(0.1)  # the task that answered ends
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, EngineCall | MarkedParser)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
