@@ -88,7 +88,7 @@ def imported(*_: Any) -> Made:
         for number in range(2):
             body: Any = {"missed": say.number(9), "reason": say.text()}
             bare = BareEvent("gap", body, say.text(), say.number(1 << 50), say.some())
-            event = sealer.sealed(bare, say.text(), say.text(), say.number(9), number)
+            event = sealer.seal(bare, say.text(), say.text(), say.number(9), number)
             yield codec.encode("Event", event), headers_of(event, say.text(), say.text())
             yield codec.encode("Event", event), headers_of({**event, "kind": "reward"}, say.text(), say.text())
 
