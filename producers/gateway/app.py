@@ -127,6 +127,7 @@ def make_app(
             else:
                 await routed(scope, receive, send)
         except ApiError as error:
+            await visit.discard()
             await dialects.of_path(scope["path"]).refusal(error)(scope, receive, send)
         except (asyncio.CancelledError, OSError):
             if not visit.left:
@@ -146,4 +147,5 @@ def plain_of(scope: Scope) -> Scope:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
+    await request.scope[VISIT].discard()
     return dialects.of_path(path).refusal(ApiError(error.status_code, f"{request.method} {path}: {error.detail}"))

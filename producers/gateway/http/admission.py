@@ -1,6 +1,6 @@
 """What enters over HTTP, and how much of it at once: bodies, calls and requests of each tenant.
 
-Invariants: no byte of a body is read before its sender is known; a body is never read beyond its limit, nor waited for
+Invariants: no byte of a body is kept before its sender is known; a body is never read beyond its limit, nor waited for
 beyond its deadline; the bodies that are held, of requests in flight, have a bound together; what a visit took it gives
 back when it ends, however it ends; a tenant or a key that has too much in flight is told so and delays nobody else."""
 
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,6 +22,9 @@ from millrace.dialects.errors import ApiError
 from millrace.infra.config import is_local
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.options import GatewayOptions
+
+DISCARD_S, DISCARD_BYTES = 2.0, 16 << 20
+"""for how long, and how much, the rest of a body that is refused is read before the answer goes out"""
 
 
 class RequestBound(NamedTuple):
@@ -83,6 +87,8 @@ class Visit:
         self._counted: list[RequestBound] = []
         self._held = 0
         self._watch: asyncio.Task[None] | None = None
+        self._is_read = False
+        """the whole body has come"""
         self.left = False
         """the client is gone"""
 
@@ -122,11 +128,18 @@ class Visit:
                         )
                     if part:
                         parts.append(part)
+            self._is_read = True
         except TimeoutError:
             raise ApiError(
                 408, f"The body did not come within {options.body_timeout_s:g} s", code="request_timeout"
             ) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def discard(self) -> None:
+        """Let the rest of a body pass before its refusal: `discard`."""
+        if not self._is_read:
+            self._is_read = True
+            await discard(self._receive)
 
     def watch(self) -> None:
         """From here on the current task is cancelled when the client goes. The body must have been read."""
@@ -148,6 +161,19 @@ class Visit:
         self._counted = []
         if self._watch is not None:
             self._watch.cancel()
+
+
+async def discard(receive: Receive) -> None:
+    """Read what a client still sends, within bounds, and keep nothing. A server closes a connection on which an answer
+    went out before its request had come, and the client that was still sending sees a reset in place of the answer."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while size < DISCARD_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
 
 
 def check_origin(headers: Headers) -> None:

@@ -52,7 +52,9 @@ def guarded(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except BaseException as error:
-            return refusal(request, error)
+            answer = refusal(request, error)
+            await request.scope[VISIT].discard()
+            return answer
 
     return guard
 

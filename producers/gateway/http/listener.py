@@ -14,7 +14,6 @@ import os
 import resource
 import socket
 from collections.abc import Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +27,7 @@ from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
 from millrace.infra.errors import ServiceError
 from millrace.producers.gateway.http import session_path
+from millrace.producers.gateway.http.admission import discard
 from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)
@@ -53,11 +53,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await receive()  # websocket.connect
         return await send({"type": "websocket.close", "code": TRY_AGAIN})
-    # A connection whose request is not read to its end is closed, and its client may not see the answer.
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SILENT_S):
-            while (await receive()).get("more_body"):
-                pass
+    await discard(receive)
     try:
         path = session_path.plain(scope)["path"]
     except ApiError:

@@ -146,6 +146,7 @@ class Crossing:
                 passage = _Passage(self, inner, scope, body, receive, send, visit)
                 await (passage.along(route) if places is None else passage.gathered(places))
             except ApiError as error:
+                await visit.discard()
                 await dialects.of_path(at["path"]).refusal(error)(scope, receive, send)
             finally:
                 visit.close()

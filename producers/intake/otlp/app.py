@@ -80,6 +80,7 @@ class OtlpEndpoint:
             response = await self._answer(request, visit, signal, media)
         except ApiError as error:
             response = _refusal(media, error.status, str(error), error.retry_after_s)
+            await visit.discard()
         except Exception:
             logger.exception("%s %s failed", request.method, request.url.path)
             response = _refusal(media, 500, "The receiver failed: see its log")
