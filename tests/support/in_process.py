@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ class Played:
     parts: list[bytes] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
-    _parts: Iterator[bytes] | None = None
+    _parts: Iterator[bytes] | None = field(default=None, init=False)
 
     @property
     def content(self) -> Played:
@@ -91,7 +91,7 @@ class PlayedEngine(VllmEngine):
     script: Script
 
     async def _send(self, body: bytes) -> Any:
-        return self.script(body)
+        return replace(self.script(body))  # a script may give the same one again and again
 
 
 class PlayedUpstream(TextUpstream):

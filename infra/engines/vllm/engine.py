@@ -28,7 +28,7 @@ from millrace.infra.engines.vllm.wire import (
     to_usage,
     top_decoder,
 )
-from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable
+from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 
 IDLE_S = 2.0
 JSON_HEADERS = {"content-type": "application/json"}
@@ -39,6 +39,8 @@ AT_ONCE = 256
 """events of a stream that are read in one go"""
 HEAVY = 64 << 10
 """bytes of an answer or an event that take milliseconds to read: they are read beside the loop"""
+INTERNAL_ERROR = 500
+UNCOMPILED = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
 EVENT = b"data: "
 DONE = b"[DONE]"
 
@@ -94,9 +96,10 @@ class VllmEngine(Engine):
     ) -> AsyncGenerator[Chunk, None]:
         adapter = self.adapter
         body = request_body(adapter or self.model, prompt_ids, sampling, request_id, stream)
-        if adapter is None:
-            return self._stream(body, sampling) if stream else self._whole(body, sampling)
-        return self._adapted(self._stream(body, sampling) if stream else self._whole(body, sampling), adapter)
+        chunks = self._stream(body, sampling) if stream else self._whole(body, sampling)
+        if adapter is not None:
+            chunks = self._adapted(chunks, adapter)
+        return chunks if sampling.grammar is None else self._shaped(chunks, prompt_ids, request_id)
 
     async def health(self) -> bool:
         try:
@@ -130,6 +133,30 @@ class VllmEngine(Engine):
             if error.status != 404:
                 raise
             raise EngineUnavailable(f"{self.url} has no adapter {adapter} any more, or not yet: {error}") from error
+
+    async def _shaped(
+        self, chunks: AsyncGenerator[Chunk, None], prompt_ids: Sequence[int], request_id: str
+    ) -> AsyncGenerator[Chunk, None]:
+        """What is sampled under a grammar. vLLM answers 500 to one that it cannot compile, as to a fault of its own:
+        where it samples a token without the grammar, that is at fault. Raises EngineRejected then."""
+        is_begun = False
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    is_begun = True
+                    yield chunk
+        except EngineUnavailable as error:
+            if is_begun or error.status != INTERNAL_ERROR or not await self._can_sample(prompt_ids, request_id):
+                raise
+            raise EngineRejected(UNCOMPILED, 400) from error
+
+    async def _can_sample(self, prompt_ids: Sequence[int], request_id: str) -> bool:
+        one = Sampling(1)
+        body = request_body(self.adapter or self.model, prompt_ids, one, f"{request_id}-free", stream=False)
+        try:
+            return [chunk async for chunk in self._whole(body, one)] != []
+        except EngineError:
+            return False
 
     async def _whole(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         answer = await self._send(body)
@@ -176,10 +203,15 @@ class VllmEngine(Engine):
                     if payload == DONE:
                         complete = True
                         continue
-                    if len(payload) < HEAVY:
-                        chunks, usage = self._understood(payload, sampling)
-                    else:
-                        chunks, usage = await asyncio.to_thread(self._understood, payload, sampling)
+                    try:
+                        if len(payload) < HEAVY:
+                            chunks, usage = self._understood(payload, sampling)
+                        else:
+                            chunks, usage = await asyncio.to_thread(self._understood, payload, sampling)
+                    except EngineError:
+                        for chunk in arrived.values():  # what came before the fault was sampled
+                            yield chunk
+                        raise
                     if usage is not None and last is not None:
                         last.usage = usage
                     for chunk in chunks:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import orjson
 import pytest
 
-from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
+from millrace.infra.engines.base import Chunk, Grammar, LabelSpan, Sampling, Usage
 from millrace.infra.engines.vllm.engine import HEAVY, VllmEngine
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.infra.process.net import free_ports
@@ -67,6 +67,41 @@ async def test_a_stream_may_be_cut_anywhere(parts: list[bytes]) -> None:
     assert (found.token_ids, found.logprobs) == ([4, 5], [-0.5, -0.5])
     assert (found.finish_reason, found.spans) == ("stop", (LabelSpan("p@3", 0, 2),))
     assert found.usage == Usage(1, 2, 1)
+
+
+FAULT = {"error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}}
+REFUSALS = {
+    False: answer(orjson.dumps(FAULT), 500),
+    True: stream(b"data: " + orjson.dumps(FAULT) + b"\n\n", b"data: [DONE]\n\n"),
+}
+"""how vLLM says that it cannot compile a grammar, by whether a stream was asked for"""
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_grammar_is_at_fault_where_the_engine_samples_without_it(streamed: bool) -> None:
+    shaped = Sampling(2, grammar=Grammar("json", "{}"))
+    for other, error in ((answer(WHOLE), EngineRejected), (answer(b"{}", 500), EngineUnavailable)):
+        async with serving(REFUSALS[streamed], other) as fake:
+            engine = VllmEngine(fake.url, patience_s=0)
+            with pytest.raises(error) as raised:
+                await complete(engine, [1, 2], shaped, stream=streamed)
+            await engine.close()
+        assert (getattr(raised.value, "status", None) == 400) == (error is EngineRejected)
+        first, second = (orjson.loads(body) for _, body in fake.requests)
+        assert "structured_outputs" in first["sampling_params"]
+        assert "structured_outputs" not in second["sampling_params"]
+        assert (second["token_ids"], second["sampling_params"]["max_tokens"]) == ([1, 2], 1)
+
+
+async def test_without_a_grammar_and_behind_a_token_a_fault_is_the_engines() -> None:
+    begun = stream(EVENTS[0], b"data: " + orjson.dumps(FAULT) + b"\n\n", b"data: [DONE]\n\n")
+    for script, sampling in ((REFUSALS[True], Sampling(2)), (begun, Sampling(2, grammar=Grammar("json", "{}")))):
+        async with serving(script, answer(WHOLE)) as fake:
+            engine = VllmEngine(fake.url, patience_s=0)
+            with pytest.raises(EngineUnavailable):
+                await complete(engine, [1], sampling)
+            await engine.close()
+        assert len(fake.requests) == 1
 
 
 FAILURES: dict[str, tuple[Script, type[EngineError]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import psutil
 import pytest
 
 from millrace.infra.config import load
+from millrace.infra.engines.base import Grammar, Sampling
 from millrace.infra.engines.kind import Device
 from millrace.infra.engines.vllm import launch as module
+from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.engines.vllm.launch import (
     CPU_BUILD,
     GPU_BUILD,
@@ -21,10 +24,11 @@ from millrace.infra.engines.vllm.launch import (
     adapter_arguments,
     installed,
 )
-from millrace.infra.errors import ConfigError, ServiceError
+from millrace.infra.errors import ConfigError, EngineRejected, ServiceError
 from millrace.infra.machine.local import adapter_room
 from millrace.infra.process.net import socket_dir
 from tests.support import logged
+from tests.support.engines import complete
 
 
 def test_what_is_no_model_is_refused_before_half_a_minute_is_lost(tmp_path: Path) -> None:
@@ -122,6 +126,23 @@ def test_tokens_in_tokens_out_with_versions(vllm: Vllm) -> None:
     assert len(answer["choices"][0]["token_ids"]) == 4
     assert "weight_versions" in answer["choices"][0]
     assert httpx.get(f"{vllm.url}/weight_info", timeout=10).json()["weight_version"]
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_schema_that_cannot_be_compiled_is_refused_and_nothing_else_suffers(vllm: Vllm, streamed: bool) -> None:
+    engine = VllmEngine(vllm.url, "tiny", patience_s=0)
+    patterns = ["^(a|b", r"\p{Han}+", r"(a)\1", "[z-a]", "\\"]
+    schemas = [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"type": "nonsense"}, {"patternProperties": {"[": {}}}]
+    for schema in [*schemas, *({"type": "string", "pattern": pattern} for pattern in patterns)]:
+        with pytest.raises(EngineRejected) as refused:
+            await complete(engine, [1], Sampling(4, grammar=Grammar("json", json.dumps(schema))), stream=streamed)
+        assert refused.value.status == 400
+    shaped = Sampling(4, grammar=Grammar("json", '{"type": "object"}'))
+    (choice,) = await complete(engine, [1], shaped, stream=streamed)
+    assert choice.token_ids
+    await engine.close()
 
 
 @pytest.mark.slow
