@@ -222,9 +222,9 @@ class Reloader:
                 await freeze(self._control, self._interrupt)
                 if not await self._loads(version, lay(self._control, base)):
                     return
-            faults.point("before_load")
+            faults.point("adapter.before_load")
             await self._control.load_adapter(label, folder)
-            faults.point("after_load")
+            faults.point("adapter.after_load")
         except EngineUnavailable:
             raise
         except (EngineError, ReloadError) as error:
@@ -232,12 +232,12 @@ class Reloader:
             return
         self._adapters = found
         await self._acknowledger(version)()
-        faults.point("after_acknowledge")
+        faults.point("adapter.after_acknowledge")
         names = await self._control.adapters()
         for name in outdated(names, self._machine.policy, version, self._keep):
-            faults.point("before_unload")
+            faults.point("adapter.before_unload")
             await self._control.unload_adapter(name)
-            faults.point("after_unload")
+            faults.point("adapter.after_unload")
         log.info("%s: serves adapter %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._status.renew()
 
