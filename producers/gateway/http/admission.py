@@ -1,6 +1,6 @@
 """What enters over HTTP, and how much of it at once: bodies, calls and requests of each tenant.
 
-Invariants: no byte of a body is kept before its sender is known; a body is never read beyond its limit, nor waited for
+Invariants: no byte of a body is read before its sender is known; a body is never read beyond its limit, nor waited for
 beyond its deadline; the bodies that are held, of requests in flight, have a bound together; what a visit took it gives
 back when it ends, however it ends; a tenant or a key that has too much in flight is told so and delays nobody else."""
 
@@ -136,8 +136,8 @@ class Visit:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def discard(self) -> None:
-        """Let the rest of a body pass before its refusal: `discard`."""
-        if not self._is_read:
+        """Let the rest of a body pass before its refusal: `discard`. A stranger's is not read."""
+        if self._counted and not self._is_read:
             self._is_read = True
             await discard(self._receive)
 
