@@ -40,7 +40,7 @@ AT_ONCE = 256
 HEAVY = 64 << 10
 """bytes of an answer or an event that take milliseconds to read: they are read beside the loop"""
 INTERNAL_ERROR = 500
-UNCOMPILED = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
+GRAMMAR_FAULT = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
 EVENT = b"data: "
 DONE = b"[DONE]"
 
@@ -148,7 +148,7 @@ class VllmEngine(Engine):
         except EngineUnavailable as error:
             if is_begun or error.status != INTERNAL_ERROR or not await self._can_sample(prompt_ids, request_id):
                 raise
-            raise EngineRejected(UNCOMPILED, 400) from error
+            raise EngineRejected(GRAMMAR_FAULT, 400) from error
 
     async def _can_sample(self, prompt_ids: Sequence[int], request_id: str) -> bool:
         one = Sampling(1)
