@@ -1,6 +1,7 @@
 """What every command shares: the settings of this call, one line for an error, and a clean end on SIGTERM.
 
-Invariant: what SIGTERM ends exits with 143, also where something cannot be closed; that is in its log."""
+Invariant: a role that SIGTERM breaks off exits with 143, also where something cannot be closed, which is in its log. (A
+server takes the signal as a wish, and ends with 0 once it has drained.)"""
 
 from __future__ import annotations
 

@@ -135,6 +135,7 @@ async def test_a_schema_that_cannot_be_compiled_is_refused_and_nothing_else_suff
     engine = VllmEngine(vllm.url, "tiny", patience_s=0)
     patterns = ["^(a|b", r"\p{Han}+", r"(a)\1", "[z-a]", "\\"]
     schemas = [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}, {"type": "nonsense"}]
+    schemas.append({"type": "object", "patternProperties": {"[": {}}})
     for schema in [*schemas, *({"type": "string", "pattern": pattern} for pattern in patterns)]:
         with pytest.raises(EngineRejected) as refused:
             await complete(engine, [1], Sampling(4, grammar=Grammar("json", json.dumps(schema))), stream=streamed)

@@ -4,8 +4,10 @@ when; a checkpoint that is no use costs time only."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
+import signal
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.infra import faults
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.sessions import checkpoint, sessions
 from millrace.producers.gateway.sessions.sessions import Sessions
@@ -188,6 +191,29 @@ def test_the_short_way_and_the_long_one_lead_to_the_same_state(
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sessions, "ENDED", ended + 2)
         asyncio.run(play(Path(folder), renderer, steps))
+
+
+@pytest.mark.parametrize("point", ["checkpoint.encoded", "checkpoint.written"])
+@pytest.mark.parametrize("has_former", [False, True])
+async def test_killed_while_it_writes_a_start_loses_and_doubles_nothing(
+    tmp_path: Path, renderer: TemplateRenderer, point: str, has_former: bool
+) -> None:
+    """A real SIGKILL on each line of the writer, over the checkpoint before and over none."""
+    story = Story(tmp_path, renderer)
+    former = [("copy", 0), ("write", 0)] if has_former else []
+    for step in [("named", 0), ("respond", 0), *former, ("chat", 1), ("idle", 0), ("named", 2), ("copy", 0)]:
+        await story.step(*step)
+    writer = story.writers.pop()
+    await story.step("reward", 0)  # behind the copy, before its file
+    if (child := os.fork()) == 0:
+        faults.install(lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == point else None)
+        writer()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert (tmp_path / "capture" / checkpoint.FILE).exists() == (has_former or point == "checkpoint.written")
+    for step in [("kill", 0), ("go on", 0), ("named", 2), ("copy", 0), ("write", 0), ("kill", 0)]:
+        await story.step(*step)  # each start is checked against one that folds the whole log
+    await story.app.close()
 
 
 async def test_a_checkpoint_that_is_no_use_is_passed_over(
