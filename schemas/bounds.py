@@ -8,7 +8,9 @@ beyond one is refused at the door with the bound's number, or becomes a dead let
 from __future__ import annotations
 
 INT = 2**31 - 1
-"""counts, sizes, seeds and indexes that clients send: from -INT to INT"""
+"""counts, sizes and indexes that clients send: from -INT to INT"""
+SEED = 2**63 - 1
+"""seeds of sampling, what 64 bits hold: from -SEED - 1 to SEED"""
 NAME_BYTES = 1024
 """UTF-8 bytes of a name: task id, attempt, group, source, label, tool name, call id"""
 NAMES = 256

@@ -46,6 +46,7 @@ MEDIA: dict[Any, Kind] = {
 }  # fmt: skip
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
+Seed = Annotated[int, msgspec.Meta(ge=-bounds.SEED - 1, le=bounds.SEED)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
 
 
@@ -113,7 +114,7 @@ class ChatRequest(msgspec.Struct):
     min_p: float | None = None
     repetition_penalty: float | None = None
     n: Whole | None = None
-    seed: Whole | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -13,7 +13,7 @@ import orjson
 
 from millrace.dialects import match_keys
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
-from millrace.dialects.chat.request import Count, Name, StreamOptions, Whole, biases
+from millrace.dialects.chat.request import Count, Name, Seed, StreamOptions, Whole, biases
 from millrace.dialects.common import DONE, decoded, usage_of
 from millrace.dialects.completions.reader import CompletionsReader, message_of, numbered
 from millrace.dialects.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported
@@ -46,7 +46,7 @@ class CompletionsRequest(msgspec.Struct):
     min_p: float | None = None
     repetition_penalty: float | None = None
     n: Whole | None = None
-    seed: Whole | None = None
+    seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

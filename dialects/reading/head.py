@@ -52,7 +52,11 @@ class RequestHead(msgspec.Struct, kw_only=True):
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or len(stops) > bounds.NAMES or not all(isinstance(text, str) for text in stops):
             stops = []
-        seeded = isinstance(self.seed, int) and not isinstance(self.seed, bool) and abs(self.seed) <= bounds.INT
+        seeded = (
+            isinstance(self.seed, int)
+            and not isinstance(self.seed, bool)
+            and -bounds.SEED - 1 <= self.seed <= bounds.SEED
+        )
         return {
             "temperature": _real(self.temperature),
             "top_p": _real(self.top_p),

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from millrace.infra.engines.base import Chunk, Engine, LabelSpan, Sampling, Usage
+from millrace.schemas import bounds
 
 ABORT = "abort"
 FRUITLESS = 8
@@ -102,7 +103,7 @@ class ResubmittingEngine(Engine):
                 sampling,
                 n=1,
                 max_tokens=sampling.max_tokens - before,
-                seed=None if sampling.seed is None else sampling.seed + before,
+                seed=None if sampling.seed is None else seed_after(sampling.seed, before),
             )
             part = self._engine.generate(
                 [*prompt_ids, *choice.ids], rest, request_id=f"{request_id}-{choice.index}-{number}", stream=stream
@@ -168,6 +169,11 @@ class _Choice:
             start = self.spans.pop().start
         if end > start:
             self.spans.append(LabelSpan(label, start, end))
+
+
+def seed_after(seed: int, by: int) -> int:
+    """Another seed, of the 64 bits that engines take: behind the largest comes the smallest."""
+    return (seed + by + bounds.SEED + 1) % (2 * bounds.SEED + 2) - bounds.SEED - 1
 
 
 def _sum(first: Usage | None, later: Usage) -> Usage:

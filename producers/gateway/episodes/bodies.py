@@ -18,7 +18,7 @@ from millrace.schemas.signals import Signal
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=bounds.INT)]
-Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
+Seed = Annotated[int, msgspec.Meta(ge=-bounds.SEED - 1, le=bounds.SEED)]
 Wait = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS)]
 Micros = Annotated[int, msgspec.Meta(ge=0, le=bounds.WAIT_MS * 1000)]
 Amount = Annotated[float, msgspec.Meta(ge=-bounds.REWARD, le=bounds.REWARD)]
@@ -91,7 +91,7 @@ class SamplingIn(Body):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Count | None = None
-    seed: Whole | None = None
+    seed: Seed | None = None
     max_tokens: Positive | None = None
 
     def named(self) -> dict[str, float | int]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from millrace.dialects.all import CHAT, COMPLETIONS
 from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError
-from millrace.producers.gateway.calls.sampling import to_sampling
-from millrace.schemas import bounds
+from millrace.dialects.reading.head import read_head
+from millrace.infra.engines.resubmit import seed_after
+from millrace.producers.gateway.calls.sampling import recorded, to_sampling
+from millrace.producers.gateway.episodes.bodies import SamplingIn
+from millrace.schemas import bounds, codec
 
 
 @given(room=st.integers(1, 2**21), n=st.integers(1, 128), tops=st.integers(0, 19), defaults=st.booleans())
@@ -31,6 +37,23 @@ def test_a_length_that_is_asked_for_is_never_cut() -> None:
     ask = Ask(model="m", turns=[], max_tokens=bounds.LOGPROBS, logprobs=True, top_logprobs=1)
     with pytest.raises(ApiError, match="lower max_tokens"):
         to_sampling(ask, {}, bounds.LOGPROBS)
+
+
+@given(seed=st.integers(-bounds.SEED - 1, bounds.SEED), by=st.integers(0, 2**21))
+@example(seed=2**31, by=0)
+@example(seed=bounds.SEED, by=1)
+@example(seed=-bounds.SEED - 1, by=0)
+def test_a_seed_of_64_bits_is_that_of_the_engine_and_of_the_record(seed: int, by: int) -> None:
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x", "seed": seed})
+    for dialect in (CHAT, COMPLETIONS):
+        sampling = to_sampling(dialect.parse(body), {}, 100)
+        assert sampling.seed == seed
+        assert codec.decode_named("Sampling", codec.encode_named("Sampling", recorded(sampling)))["seed"] == seed
+    assert read_head(body).sampling()["seed"] == seed
+    defaults = msgspec.json.decode(b'{"seed":%d}' % seed, type=SamplingIn).named()
+    assert to_sampling(Ask(model="m", turns=[]), defaults, 100).seed == seed
+    assert -bounds.SEED - 1 <= seed_after(seed, by) <= bounds.SEED
+    assert (seed_after(seed, by) - seed - by) % 2**64 == 0
 
 
 @pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "top_logprobs", "presence_penalty", "min_p"])
