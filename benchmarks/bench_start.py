@@ -26,6 +26,7 @@ from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra import durable
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog
+from millrace.producers.gateway.serve import spare_collector
 from millrace.producers.gateway.sessions import checkpoint
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import Underway
@@ -38,7 +39,11 @@ LIVE = 100
 WORD = "word-00000000"
 
 
-async def session(folder: Path) -> tuple[list[Entry], list[str]]:
+BODIES = {"chat/completions": "messages", "responses": "input"}
+"""route -> where its body says what is asked"""
+
+
+async def session(folder: Path, route: str) -> tuple[list[Entry], list[str]]:
     """The entries of one session as a gateway writes them, its start, its call and its end; and the ids in them."""
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder)))
     ids = renderer.tokenizer.encode(f"{WORD}<|im_end|>")
@@ -50,13 +55,13 @@ async def session(folder: Path) -> tuple[list[Entry], list[str]]:
         "weight_versions": [{"version": "policy@0", "start": 0, "end": len(ids)}],
     }
     gateway = InProcess(folder / "one", renderer, lambda _: Played(parts=[orjson.dumps({"choices": [choice]})]))
-    body = {"model": "m", "messages": [{"role": "user", "content": f"Hi {WORD}"}]}
-    answer = await gateway.ask("POST", "/v1/chat/completions", orjson.dumps(body))
+    body = {"model": "m", BODIES[route]: [{"role": "user", "content": f"Hi {WORD}"}]}
+    answer = await gateway.ask("POST", f"/v1/{route}", orjson.dumps(body))
     (live,) = gateway.sessions.live.values()
     await gateway.gateway.end(live, status="completed", stop_condition="idle")
     entries = [kept.entry for kept in gateway.log.read()]
     await gateway.close()
-    return entries, [live.id, answer.json["id"]]
+    return entries, [live.id, answer.json["id"].removeprefix("resp_")]  # ids of items hold what stands behind it
 
 
 def copies(entries: list[Entry], ids: list[str], begin: int, end: int) -> Iterator[Entry]:
@@ -71,10 +76,10 @@ def copies(entries: list[Entry], ids: list[str], begin: int, end: int) -> Iterat
             yield Entry(entry.key, headers, value)
 
 
-def written(folder: Path, ended: int) -> None:
+def written(folder: Path, ended: int, route: str = "chat/completions") -> None:
     """A log of so many calls, and its checkpoint."""
     with tempfile.TemporaryDirectory() as scratch:
-        entries, ids = asyncio.run(session(Path(scratch)))
+        entries, ids = asyncio.run(session(Path(scratch), route))
     log = CaptureLog(folder, max_waiting=1 << 50)
     for entry in copies(entries, ids, 0, min(ended, FOLDED)):
         log.append(entry)
@@ -96,6 +101,7 @@ def written(folder: Path, ended: int) -> None:
 def start(folder: Path) -> None:
     """What a process does that is started over a folder."""
     begun, imported = time.perf_counter(), time.process_time()
+    spare_collector()
     log = CaptureLog(folder)
     live = Sessions(folder, POLICY).rebuild(log, Spending({}), Underway(folder))
     wall, cpu = time.perf_counter() - begun, time.process_time() - imported

@@ -26,7 +26,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,7 @@ from millrace.infra.errors import GatewayError
 from millrace.producers.capture.cursor import CaptureCursor
 from millrace.producers.capture.entry import LONG, Entry, StoredEntry, decode, encode_into, head_into
 from millrace.producers.capture.recent import Recent
-from millrace.producers.capture.segments import HEAD, SegmentFile, cut, path_of, scan, seal, segments, sound
+from millrace.producers.capture.segments import HEAD, SegmentFile, cut, entries, path_of, scan, seal, segments, sound
 from millrace.schemas.ids import new_id
 
 SEGMENT_BYTES = 64 << 20
@@ -107,7 +107,7 @@ class CaptureLog:
         self.begin = files[0].first if files else self.acked
         self.end = last.first + found.entries
         self.identity = self._identify(name)
-        self._appended = sum(kept.size for kept in self.read(self.acked))
+        self._appended = self._unsent(files)
         self._reserve = os.open(folder / "reserve", os.O_RDWR | os.O_CREAT, 0o600)
         self._allocate_reserve()
         self._synced = self.end
@@ -272,6 +272,17 @@ class CaptureLog:
                 f"another process writes {self.folder}: stop it, or give this gateway a capture_dir of its own"
             ) from None
         return descriptor
+
+    def _unsent(self, files: Sequence[SegmentFile]) -> int:
+        """Bytes from number `acked` on. Only the file that holds it is read: days of an outage may lie behind it."""
+        if self.acked >= self.end:
+            return 0
+        here = bisect_right([file.first for file in files], self.acked) - 1
+        size = sum(file.path.stat().st_size for file in files[max(here, 0) :])
+        if here < 0:
+            return size
+        former = islice(entries(files[here].path), self.acked - files[here].first)
+        return size - max((position for _, position in former), default=0)
 
     def _identify(self, name: str) -> LogIdentity:
         path, boot = self.folder / "source.json", BOOT.read_text().strip() if BOOT.exists() else ""

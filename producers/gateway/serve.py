@@ -107,6 +107,7 @@ async def _prepare_and_serve(
         found = await listener.during(first(waiting, bus, stop))
         if not found:
             return
+    spare_collector()  # else it walks through all sessions again and again while they are rebuilt
     log, forwarder = await listener.during(asyncio.to_thread(capture, settings, bus))
     secret = settings.gateway.session_secret.get_secret_value()
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
@@ -182,11 +183,11 @@ async def _checkpoints(gateway: Gateway) -> None:
     """Write a checkpoint whenever the next start would have much to read without it. Runs until it is cancelled."""
     log, at, written = gateway.recorder.log, -checkpoint.ENTRIES, time.monotonic()
     while True:
+        await asyncio.sleep(CHECK_S)  # the first too, whose copy would hold up the start
         now = time.monotonic()
         if log.end - at >= checkpoint.ENTRIES or (log.end > at and now - written > CHECKPOINT_S):
             at, written = log.end, now
             await _checkpoint(gateway)
-        await asyncio.sleep(CHECK_S)
 
 
 async def _checkpoint(gateway: Gateway) -> None:

@@ -22,6 +22,7 @@ SMALL = {
     "bench_detection": "--items 1 --clean-mb 0.05",
     "bench_durability": "--records 100 --transactions 2",
     "bench_gateway": "--seconds 0.1 --processes 2",
+    "bench_gateway_start": "--calls 300 --kills 1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 24",
     "bench_killed": "--engine inprocess --batch 8 --kills 1",
     "bench_packing": "--samples 8 --steps 1",

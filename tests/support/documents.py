@@ -112,6 +112,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_detection": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_durability": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_gateway_start": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_interrupt": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_killed": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_packing": BENCHMARKS,

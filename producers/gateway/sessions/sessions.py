@@ -22,14 +22,14 @@ from typing import Any, cast
 from millrace.dialects import match_keys
 from millrace.dialects.all import read
 from millrace.dialects.recall import ORIGIN, OURS
-from millrace.dialects.rendering.base import Message
+from millrace.dialects.rendering.base import Message, Tools
 from millrace.dialects.template_options import template_options
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY
 from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE
 from millrace.infra.gateway_processes import folder_of
-from millrace.producers.capture.entry import StoredEntry
+from millrace.producers.capture.entry import Entry, StoredEntry
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.sessions import checkpoint
@@ -326,30 +326,44 @@ class Sessions:
         self.unreadable = set(state.head.unreadable) - content.keys()
         self._broken = set(state.head.broken) - content.keys()
         self.stored.restore(state.head.doubtful)
-        nothing = Spending({})
+        self._evicted = {one.id: one.places for one in state.content if not one.is_live}
+        for ended in state.ended:
+            session = self.ended[ended.id] = _session_of(ended)
+            session.places = self._evicted.pop(session.id, [])
+            if ended.is_newest:
+                self._former[session.tenant, session.subject, session.alias or ""] = session
+        nothing, over = Spending({}), {**self.ended}
         for entry in log.at(place for one in state.content for place in one.places):
-            self._refolded(entry, nothing)
-        for session in [*self.live.values()]:
-            one = content[session.id]
-            if not one.is_live:
-                self.discard(session)
-                self._evicted[session.id] = session.places
+            if content[entry.entry.headers.get("trajectory", "")].is_live:
+                self._refolded(entry, nothing)
+            else:
+                self._keep_again(entry.entry, over)
         self._aliases = {n: session for n, session in self._aliases.items() if content[session.id].has_alias}
         self._attempts = {n: session for n, session in self._attempts.items() if content[session.id].has_attempt}
         self.unreadable |= set(state.head.unreadable)
         self._broken |= set(state.head.broken)
-        finished, self.ended = self.ended, OrderedDict()
-        self._former = {}
-        for ended in state.ended:
-            session = _session_of(ended)
-            if (former := finished.pop(session.id, None)) is not None:
-                session.places = former.places
-            self.ended[session.id] = session
-            if ended.is_newest:
-                self._former[session.tenant, session.subject, session.alias or ""] = session
-        self._evicted |= {id: session.places for id, session in finished.items()}
         self.replies.restore(state.replies)
         self.conversations.restore(state.spent)
+
+    def _keep_again(self, entry: Entry, over: dict[str, GatewaySession]) -> None:
+        """Keep the response of an entry of a session that has ended: the checkpoint says all else of it. `over`: such
+        sessions by their ids; those that are forgotten but for their responses begin anew. What cannot be read could
+        not be read before the checkpoint either."""
+        trajectory, kind = entry.headers["trajectory"], entry.headers.get("kind")
+        if kind == "episode_ended":
+            self._requests.pop(trajectory, None)
+        if kind != ("model_call" if trajectory in over else "episode_started"):
+            return
+        try:
+            event = codec.decode_as("Event", entry.value)
+            body = codec.decode_body(event["kind"], event["body"])
+            if kind == "episode_started":
+                over[trajectory] = begun(event, cast(EpisodeStarted, body), entry.headers)
+            else:
+                session, call = over[trajectory], cast(ModelCall, body)
+                self._reread(session, event, call, entry.headers, self._request_of(session, event, call))
+        except Exception as error:
+            logger.debug("no response of entry %s is kept: %s", entry.headers.get("id"), error)
 
     def _refolded(self, stored: StoredEntry, spending: Spending) -> None:
         """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
@@ -410,20 +424,33 @@ class Sessions:
             reward = cast(Reward, body)
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
 
-    def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
+    def _request_of(self, session: GatewaySession, event: Event, call: ModelCall) -> bytes:
         request = self._requests.setdefault(session.id, RequestStore()).add(event["id"], call)
         if request is None:
             raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
-        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
-        messages, tools, replies, stored, behind = read(request, call["response"])
-        message = replies[call["choice"]]
+        return request
+
+    def _reread(
+        self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str], request: bytes
+    ) -> tuple[list[Message], Tools, str, Message]:
+        """What a call said: messages, tools, what stands before them, and the reply of its choice. The response is kept
+        where one may name it."""
+        said = read(request, call["response"])
+        message = said.replies[call["choice"]]
         ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
         origin = OURS if ours else origin_of(headers, whole=whole)
         if origin is not None and call["finish_reason"] == ABORT:
             origin = origin._replace(whole=False)
-        if stored is not None and origin is not None and (origin.away or origin.whole):
+        if said.stored is not None and origin is not None and (origin.away or origin.whole):
             at = event["capture_time"]
-            self.stored.keep(call["response_id"], session, stored, call["response"], at, origin=origin)
+            self.stored.keep(call["response_id"], session, said.stored, call["response"], at, origin=origin)
+        return said.messages, said.tools, said.behind, message
+
+    def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
+        request = self._request_of(session, event, call)
+        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
+        messages, tools, behind, message = self._reread(session, event, call, headers, request)
+        ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
         session.said = message["content"] or session.said
         session.asks.called(messages, event["event_time"], call["supersedes"])
         session.asks.replied(call["response_id"], message, event["capture_time"])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -297,14 +298,37 @@ def test_too_much_waiting_is_full_too_but_markers_pass(tmp_path: Path):
     log.append(entry(3))
 
 
-def test_what_waits_is_counted_again_after_a_restart(tmp_path: Path):
-    log = CaptureLog(tmp_path / "log")
-    for n in range(4):
-        log.append(entry(n, 100))
-    log.release(3, sum(kept.size for kept in list(log.read(0))[:3]))
+@pytest.mark.parametrize("sent", range(10))
+def test_what_waits_is_counted_again_after_a_restart(tmp_path: Path, sent: int):
+    log = CaptureLog(tmp_path / "log", segment_bytes=400)
+    for n in range(9):
+        log.append(entry(n, 60 + 10 * n))
+    assert len(segments(log.folder)) > 3
+    log.release(sent, sum(kept.size for kept in list(log.read(0))[:sent]))
     left = log.waiting
     log.close()
-    assert 100 < CaptureLog(tmp_path / "log").waiting == left
+    log = CaptureLog(tmp_path / "log")
+    assert sum(kept.size for kept in log.read(sent)) == log.waiting == left
+    assert bool(left) == (sent < 9)
+
+
+def test_to_count_what_waits_reads_only_the_file_where_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    log = CaptureLog(tmp_path / "log", segment_bytes=400)
+    for n in range(30):
+        log.append(entry(n, 100))
+    log.release(1, next(log.read()).size)
+    log.close()
+    first, *_, last = [segment.path for segment in segments(log.folder)]
+    opened: list[Path] = []
+    whole = Path.open
+
+    def noted(path: Path, *args: Any, **named: Any) -> Any:
+        opened.append(path)
+        return whole(path, *args, **named)
+
+    monkeypatch.setattr(Path, "open", noted)
+    CaptureLog(tmp_path / "log")
+    assert {path for path in opened if path.suffix == ".log"} == {first, last}
 
 
 def test_the_epoch_rises_when_sent_entries_are_missing(tmp_path: Path):
