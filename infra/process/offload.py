@@ -7,6 +7,7 @@ nothing else, so that what waits for them is only ever heavy itself."""
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,9 +37,42 @@ Step = Callable[[], None] | None
 it must do without, where it was left out."""
 
 
-async def by_turns(steps: Iterator[Step]) -> None:
-    """All steps, between which others have their turn. Cancelling it leaves none undone."""
+class Queue:
+    """Lets its callers go on in their order, one in each turn of the event loop, so that work which many have to do at
+    the same moment delays everything else by one piece of it."""
+
+    def __init__(self) -> None:
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_busy = False
+        """`_pass_on` is about to be called"""
+
+    async def turn(self) -> None:
+        """Wait until every earlier caller has had its turn."""
+        loop = asyncio.get_running_loop()
+        if self._is_busy:
+            waiter = loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        else:
+            self._is_busy = True
+            loop.call_soon(self._pass_on, loop)
+
+    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():  # it is done where its task was cancelled
+                waiter.set_result(None)
+                loop.call_soon(self._pass_on, loop)
+                return
+        self._is_busy = False
+
+
+async def by_turns(steps: Iterator[Step], queue: Queue | None = None) -> None:
+    """All steps, once the queue lets them begin, and between which others have their turn. Cancelling it leaves none
+    undone."""
     try:
+        if queue is not None:
+            await queue.turn()
         for work in steps:
             if work is None:
                 await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from millrace.dialects.errors import ApiError
-from millrace.infra.process.offload import Step, by_turns
+from millrace.infra.process.offload import Queue, Step, by_turns
 from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.sessions.recorder import LARGE
@@ -30,6 +30,8 @@ class CallPipeline:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self._ends = Queue()
+        """of calls that are about to be recorded: those that begin meanwhile go first"""
 
     async def whole(self, call: Call) -> WholeReply:
         """The whole answer, recorded. Raises ApiError."""
@@ -83,7 +85,7 @@ class CallPipeline:
                         yield piece
                 await call.close()
                 is_recorded = True
-                await by_turns(self._records(call))
+                await by_turns(self._records(call), self._ends)
             await gateway.recorder.kept(call.session, lost=call.lost)
             yield call.end()
         except ApiError as error:
@@ -120,7 +122,7 @@ class CallPipeline:
         """Every choice of a call into the log, between which others have their turn. Never raises: a reply is not lost
         to its client because it cannot be captured."""
         with CallInSession(call.session, call.name):
-            await by_turns(self._records(call))
+            await by_turns(self._records(call), self._ends)
 
     def _record_at_once(self, call: Call) -> None:
         for _ in self._records(call):
