@@ -37,7 +37,7 @@ Step = Callable[[], None] | None
 it must do without, where it was left out."""
 
 
-class Queue:
+class TurnQueue:
     """Lets its callers go on in their order, one in each turn of the event loop, so that work which many have to do at
     the same moment delays everything else by one piece of it."""
 
@@ -67,7 +67,7 @@ class Queue:
         self._is_busy = False
 
 
-async def by_turns(steps: Iterator[Step], queue: Queue | None = None) -> None:
+async def by_turns(steps: Iterator[Step], queue: TurnQueue | None = None) -> None:
     """All steps, once the queue lets them begin, and between which others have their turn. Cancelling it leaves none
     undone."""
     try:

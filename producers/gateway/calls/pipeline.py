@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from millrace.dialects.errors import ApiError
-from millrace.infra.process.offload import Queue, Step, by_turns
+from millrace.infra.process.offload import Step, TurnQueue, by_turns
 from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.sessions.recorder import LARGE
@@ -30,7 +30,7 @@ class CallPipeline:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self._ends = Queue()
+        self._ends = TurnQueue()
         """of calls that are about to be recorded: those that begin meanwhile go first"""
 
     async def whole(self, call: Call) -> WholeReply:

@@ -347,11 +347,11 @@ class Sessions:
 
     def _keep_again(self, entry: Entry, over: dict[str, GatewaySession]) -> None:
         """Keep the response of an entry of a session that has ended: the checkpoint says all else of it. `over`: such
-        sessions by their ids; those that are forgotten but for their responses begin anew. What cannot be read could
-        not be read before the checkpoint either."""
+        sessions by their ids; those that are forgotten but for their responses begin anew."""
         trajectory, kind = entry.headers["trajectory"], entry.headers.get("kind")
-        if kind == "episode_ended":
+        if kind == "episode_ended":  # as in a fold, nothing that stands behind it is a call of the session
             self._requests.pop(trajectory, None)
+            over.pop(trajectory, None)
         if kind != ("model_call" if trajectory in over else "episode_started"):
             return
         try:
@@ -363,7 +363,7 @@ class Sessions:
                 session, call = over[trajectory], cast(ModelCall, body)
                 self._reread(session, event, call, entry.headers, self._request_of(session, event, call))
         except Exception as error:
-            logger.debug("no response of entry %s is kept: %s", entry.headers.get("id"), error)
+            self._name(trajectory, error)
 
     def _refolded(self, stored: StoredEntry, spending: Spending) -> None:
         """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.infra.process.offload import Queue, Step, by_turns
+from millrace.infra.process.offload import Step, TurnQueue, by_turns
 
 
 @given(st.lists(st.booleans(), max_size=12))
@@ -18,7 +18,7 @@ def test_one_goes_on_in_each_turn_of_the_loop(cancelled: list[bool]) -> None:
 
 
 async def _check_order(cancelled: list[bool]) -> None:
-    queue, turn, taken = Queue(), 0, list[tuple[int, int]]()
+    queue, turn, taken = TurnQueue(), 0, list[tuple[int, int]]()
 
     async def caller(number: int) -> None:
         await queue.turn()
@@ -38,7 +38,7 @@ async def _check_order(cancelled: list[bool]) -> None:
 
 
 async def test_steps_that_wait_for_their_turn_are_done_when_they_are_cancelled() -> None:
-    queue, steps = Queue(), list[int]()
+    queue, steps = TurnQueue(), list[int]()
 
     def work() -> Iterator[Step]:
         for number in range(3):
