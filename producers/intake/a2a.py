@@ -9,7 +9,7 @@ ends with its task, and a task that waits for input goes on in its child."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -88,7 +88,9 @@ class Delegation:
     status: msgspec.Raw | None = None
     artifacts: OrderedDict[str, list[msgspec.Raw]] = field(default_factory=OrderedDict)
     size: int = 0
-    left_out: int = 0
+    """bytes of artifacts"""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """bytes by artifact"""
     over: bool = False
     reader: object = None
 
@@ -191,7 +193,11 @@ class DelegationExchange(ConversationFold):
         _name(found, piece)
         self._all.follow(found)
         if found.reader in (None, self):
-            yield from _told(found, piece, now)
+            _take_in(found, piece)
+            if found.child is not None:
+                # A message from the client is a "message" of the child: this one is its reply.
+                origin = "reply" if piece.kind == "message" else piece.kind
+                yield from found.child.told(origin, jsonrpc.text(piece.raw), now)
         yield from self._settled(found, piece, now)
 
     def broken_off(
@@ -303,36 +309,33 @@ def _name(found: Delegation, piece: TaskPiece) -> None:
     found.context = _text(piece.members, "contextId") or found.context
 
 
-def _told(found: Delegation, piece: TaskPiece, now: int) -> Iterator[ChildEvent]:
-    """What the child is told, and what the result will repeat."""
+def _take_in(delegation: Delegation, piece: TaskPiece) -> None:
+    """Keep what the result will repeat: the last status, and of each artifact the whole that came last with all that
+    was appended to it."""
     if piece.kind in ("task", "status") and "status" in piece.members:
-        found.status = piece.members["status"].copy()
+        delegation.status = piece.members["status"].copy()
     if piece.kind == "task":
-        found.artifacts.clear()
-        found.size = found.left_out = 0
+        delegation.artifacts.clear()
+        delegation.left_out.clear()
+        delegation.size = 0
         for artifact in _list(piece.members, "artifacts"):
-            _add(found, artifact, whole=True)
-    elif piece.kind == "artifact":
-        _add(found, piece.members.get("artifact"), whole=jsonrpc.member(piece.members, "append") is not True)
-    if found.child is not None:
-        origin = "reply" if piece.kind == "message" else piece.kind
-        yield from found.child.told(origin, jsonrpc.text(piece.raw), now)
+            _add(delegation, artifact, whole=True)
+    elif piece.kind == "artifact" and (only := piece.members.get("artifact")) is not None:
+        _add(delegation, only, whole=jsonrpc.member(piece.members, "append") is not True)
 
 
-def _add(found: Delegation, artifact: msgspec.Raw | None, *, whole: bool) -> None:
-    if artifact is None:
-        return
-    size = len(bytes(artifact))
-    if found.size + size > ARTIFACT_BYTES:
-        found.left_out += size
-        return
-    found.size += size
+def _add(delegation: Delegation, artifact: msgspec.Raw, *, whole: bool) -> None:
     name = _text(jsonrpc.members({"artifact": artifact}, "artifact"), "artifactId") or ""
-    kept = artifact.copy()  # it is a view of everything that was read with it
     if whole:
-        found.artifacts[name] = [kept]
-    else:
-        found.artifacts.setdefault(name, []).append(kept)
+        delegation.size -= sum(len(bytes(piece)) for piece in delegation.artifacts.pop(name, []))
+        delegation.left_out.pop(name, None)
+    size = len(bytes(artifact))
+    if delegation.size + size > ARTIFACT_BYTES:
+        delegation.left_out[name] += size
+        return
+    delegation.size += size
+    # A copy: it is a view of everything that was read with it.
+    delegation.artifacts.setdefault(name, []).append(artifact.copy())
 
 
 def _result(found: Delegation) -> str:
@@ -340,7 +343,7 @@ def _result(found: Delegation) -> str:
     said: dict[str, object] = {"taskId": found.task, "contextId": found.context, "status": found.status}
     said["artifacts"] = [piece for pieces in found.artifacts.values() for piece in pieces]
     if found.left_out:
-        said["left_out"] = {"bytes": found.left_out}
+        said["left_out"] = {"bytes": found.left_out.total()}
     return msgspec.json.encode(said).decode(errors="replace")
 
 

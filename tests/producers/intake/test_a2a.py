@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.errors import ConfigError
 from millrace.producers.intake import jsonrpc
-from millrace.producers.intake.a2a import DelegationExchange, Delegations
+from millrace.producers.intake.a2a import ARTIFACT_BYTES, DelegationExchange, Delegations
 from millrace.producers.intake.a2a_proxy import rewritten
 from millrace.producers.intake.conversation import ChildEvent, Event, Owner
 
@@ -164,17 +164,32 @@ def test_a_message_that_is_refused_leaves_the_waiting_task_where_it_was() -> Non
     assert not [1 for told in played.told if isinstance(told, ChildEvent) and told.event["kind"] == "end"]
 
 
-def test_artifacts_beyond_the_bound_are_counted() -> None:
+def artifact_of(name: str, length: int, number: int) -> dict[str, Any]:
+    return {"artifactId": name, "parts": [{"text": f"{number}" + "x" * length}]}
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 60_000, 130_000, 300_000]), st.booleans())))
+def test_a_result_repeats_the_newest_of_each_artifact_and_counts_what_is_missing(
+    updates: list[tuple[str, int, bool]],
+) -> None:
     played = Played()
     played.ask({"id": 1, "method": "SendMessage", "params": {"message": {}}}, child=False)
-    large = {"artifactId": "a", "parts": [{"text": "x" * 200_000}]}
-    for _ in range(3):
-        played.hear(0, {"id": 1, "result": {"artifactUpdate": {"taskId": "t", "artifact": large, "append": True}}})
+    newest: dict[str, list[dict[str, Any]]] = {}
+    largest = 0
+    for number, (name, length, more) in enumerate(updates):
+        piece = artifact_of(name, length, number)
+        newest[name] = [*newest.get(name, []), piece] if more else [piece]
+        largest = max(largest, sum(len(json.dumps(one)) for pieces in newest.values() for one in pieces))
+        played.hear(0, {"id": 1, "result": {"artifactUpdate": {"taskId": "t", "artifact": piece, "append": more}}})
     played.hear(0, {"id": 1, "result": {"statusUpdate": {"taskId": "t", "status": {"state": "completed"}}}})
     (result,) = (e for e in played.told if not isinstance(e, ChildEvent) and e["kind"] == "tool_result")
     content = json.loads(result["content"])
-    assert len(content["artifacts"]) == 1
-    assert content["left_out"]["bytes"] == 2 * len(json.dumps(large))
+    repeated, wanted = content["artifacts"], [piece for pieces in newest.values() for piece in pieces]
+    assert all(piece in wanted for piece in repeated), "none that was replaced"
+    assert sum(len(json.dumps(piece)) for piece in repeated) <= ARTIFACT_BYTES
+    missing = [piece for piece in wanted if piece not in repeated]
+    assert content.get("left_out", {"bytes": 0})["bytes"] == sum(len(json.dumps(piece)) for piece in missing)
+    assert not missing or largest > ARTIFACT_BYTES, "what always fitted is repeated"
 
 
 # ---------------------------------------------------------------------- cards
