@@ -16,7 +16,7 @@ from benchmarks.layout_runs import SHARDS, Outcome, Recording
 from millrace.apps.demo.tiny import VOCABULARY
 from millrace.consumers.learner.build import build_trainer
 from millrace.consumers.learner.group.agreement import Peer, Roster
-from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.step import next_work
 from millrace.consumers.learner.step.reading import read
 from millrace.consumers.learner.version.order import LearningOrder
 from millrace.infra.config import load
@@ -85,7 +85,7 @@ def steps_of(recording: Recording, run: Outcome, world: int) -> list[Again]:
     for number, row in enumerate(run.rows[1:]):
         batch = order.next(row["seq_lo"])
         assert batch is not None
-        told = verdict.manifest(batch, roster(world), range(world), number, settings.learner.minibatches, None)
+        told = next_work.manifest(batch, roster(world), range(world), number, settings.learner.minibatches, None)
         shares = [read(reader, share, vocabulary=VOCABULARY, longest=LONGEST) for share in told.shares]
         assert not any(share.lost for share in shares)
         ends = run.directory(number), run.directory(number + 1)

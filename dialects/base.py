@@ -19,7 +19,7 @@ from millrace.dialects.conversation import Ask, Part
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import DialectReader, RecordedCall
-from millrace.dialects.recall import Recall, Recalled, StoredResponse
+from millrace.dialects.stored_responses import Recall, Recalled, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
 
 

@@ -15,8 +15,8 @@ import msgspec
 
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.media import Address
-from millrace.dialects.recall import Given
 from millrace.dialects.rendering.base import RAW, Message, Tools
+from millrace.dialects.stored_responses import Given
 from millrace.schemas import bounds
 
 

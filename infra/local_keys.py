@@ -37,7 +37,7 @@ def private(home: Path) -> None:
         raise ServiceError(f"{home} cannot be used ({error.strerror}): choose another home") from None
 
 
-def make(settings: Settings, *names: str) -> None:
+def make_keys(settings: Settings, *names: str) -> None:
     """Make the keys, or those of these names, of what is local and has none. Several may do so at once."""
     private(settings.home)
     unnamed = not settings.rollout.key

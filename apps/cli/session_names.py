@@ -18,7 +18,7 @@ PATIENCE_S = 2.0
 
 def newest_named(settings: Settings, name: str) -> str | None:
     """The id of the newest session of a name, said on standard error; None where no gateway that answers knows it."""
-    found = list(dict.fromkeys(id for key in _keys(settings) for id in _asked(settings, name, key)))
+    found = list(dict.fromkeys(id for key in _keys(settings) for id in _ids_named(settings, name, key)))
     if not found:
         return None
     which = found[-1] if len(found) == 1 else f"{found[-1]}, the newest of {', '.join(found)}"
@@ -32,7 +32,8 @@ def _keys(settings: Settings) -> list[str]:
     return [*by_tenant.values(), workers_key(settings) or "none"]
 
 
-def _asked(settings: Settings, name: str, key: str) -> Iterator[str]:
+def _ids_named(settings: Settings, name: str, key: str) -> Iterator[str]:
+    """Ids that the gateway gives this key's tenant for a name; none from a gateway that does not answer."""
     query = urllib.parse.urlencode({"name": name})
     url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1/sessions?{query}"
     try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from millrace.infra.config import Settings
-from millrace.infra.local_keys import make
+from millrace.infra.local_keys import make_keys
 from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.programs import BROKER, ENGINE, programs
 from millrace.infra.machine.supervisor import Program, ProgramState, Supervisor
@@ -22,7 +22,7 @@ class DemoFleet:
     """`file` is the settings file that every program reads; `environment` reaches every program."""
 
     def __init__(self, settings: Settings, file: Path, environment: Mapping[str, str] | None = None) -> None:
-        make(settings)
+        make_keys(settings)
         self.deployment = deployment_id(settings.namespace, settings.home)
         self._supervisor = Supervisor(settings.home, self.deployment, environment)
         listed = programs(settings, {"MILLRACE_CONFIG": str(file.absolute())})

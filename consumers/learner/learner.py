@@ -17,8 +17,8 @@ from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.watch import Watchdog
 from millrace.consumers.learner.step import mismatch
 from millrace.consumers.learner.step.generation import Generation
+from millrace.consumers.learner.step.next_work import Regroup, Stop
 from millrace.consumers.learner.step.parts import Parts
-from millrace.consumers.learner.step.verdict import Regroup, Stop
 from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
 from millrace.infra.log.history import newest
 
@@ -88,12 +88,12 @@ class Learner:
         token = p.membership.token
         assert token is not None, "settled"
         generation = Generation(p, roster, token)
-        verdict: Regroup | Stop | None = None
+        order: Regroup | Stop | None = None
         broke: str | None = None
         is_ours = False
         self._watchdog.watch(roster)
         try:
-            verdict = generation.run()
+            order = generation.run()
         except (RegroupError, RefusedError, UnreachableError) as error:
             broke = _first_line(error)
         except (RuntimeError, BusError) as error:
@@ -113,16 +113,16 @@ class Learner:
                 "learners' logs say what ended them; one that dies in every step may lack memory: lower [learner] "
                 "tokens_per_pack"
             )
-        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(verdict)}")
-        return isinstance(verdict, Stop)
+        p.observer.warn(f"generation {roster.generation} of {roster.world} is over: {broke or _reason(order)}")
+        return isinstance(order, Stop)
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _reason(verdict: Regroup | Stop | None) -> str:
-    return verdict.reason if verdict is not None else "it ended"
+def _reason(order: Regroup | Stop | None) -> str:
+    return order.reason if order is not None else "it ended"
 
 
 LOOK_S = 0.2

@@ -22,7 +22,7 @@ import numpy as np
 
 from millrace.dialects.dialogue import NO_LESSON, Unsayable, is_usable, lesson
 from millrace.dialects.rendering.base import Renderer
-from millrace.dialects.rendering.reply_tokens import TOO_LONG, Spoken, Unspoken, spoken
+from millrace.dialects.rendering.foreign_reply import TOO_LONG, Spoken, Unspoken, spoken
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.history.requests import whole_calls

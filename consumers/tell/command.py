@@ -17,8 +17,8 @@ from rich.console import RenderableType
 
 from millrace.consumers.audit import AuditReport, audit
 from millrace.consumers.tell.account import Account, Spell, account
-from millrace.consumers.tell.lineage import of_task, of_trajectory, of_version
-from millrace.consumers.tell.lineage_tree import task_tree, trajectory_tree, version_tree
+from millrace.consumers.tell.descent import of_task, of_trajectory, of_version
+from millrace.consumers.tell.descent_tree import task_tree, trajectory_tree, version_tree
 from millrace.consumers.tell.pages import account_page, report_page
 from millrace.consumers.tell.story import tell
 from millrace.consumers.tell.subject import EpisodeIds, Subject, episodes, find

@@ -16,7 +16,7 @@ from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name
 from millrace.dialects.messages.threads import flattened, for_record
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
-from millrace.dialects.recall import Recall
+from millrace.dialects.stored_responses import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id

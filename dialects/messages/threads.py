@@ -15,7 +15,7 @@ import msgspec
 from millrace.dialects.answers import mapping
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import NamedBefore
-from millrace.dialects.recall import Given, Recall
+from millrace.dialects.stored_responses import Given, Recall
 
 THREAD = "thread"
 HEAD = ("system", "tools")

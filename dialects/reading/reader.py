@@ -17,8 +17,8 @@ import orjson
 from millrace.dialects import match_keys, shape
 from millrace.dialects.answers import AnswerChoice, WholeAnswer, bytes_in
 from millrace.dialects.reading.events import LARGEST, ReplyEvents
-from millrace.dialects.recall import Given, Recall, StoredResponse
 from millrace.dialects.rendering.base import Message, Tools
+from millrace.dialects.stored_responses import Given, Recall, StoredResponse
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from millrace.dialects.conversation import (
 )
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
-from millrace.dialects.recall import Recalled, StoredResponse, nobody
 from millrace.dialects.responses.expand import (
     expanded,
     ids_named,
@@ -47,6 +46,7 @@ from millrace.dialects.responses.request import (
     turns_of,
 )
 from millrace.dialects.responses.tools import custom_arguments, full_name, tools_of
+from millrace.dialects.stored_responses import Recalled, StoredResponse, nobody
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.engines.base import ABORT
 from millrace.infra.process.offload import aside

@@ -15,8 +15,8 @@ import msgspec
 
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import NamedBefore
-from millrace.dialects.recall import Given, Recall
 from millrace.dialects.responses.request import AnyResponses, ResponsesRequest, parse_any
+from millrace.dialects.stored_responses import Given, Recall
 
 T = TypeVar("T")
 

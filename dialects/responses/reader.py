@@ -12,8 +12,8 @@ from typing import Any
 from millrace.dialects.answers import WholeAnswer, arguments_text, listed, mapping, name, number, text
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
-from millrace.dialects.recall import Recall
 from millrace.dialects.responses.expand import flattened, for_record, refers
+from millrace.dialects.stored_responses import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id

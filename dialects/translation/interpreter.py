@@ -17,7 +17,7 @@ from millrace.dialects import shape
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError
-from millrace.dialects.recall import Recalled, nobody
+from millrace.dialects.stored_responses import Recalled, nobody
 from millrace.dialects.translation.base import ReplyFacts, Translator, parts_of
 from millrace.dialects.translation.reply import TranslatedCall
 from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, succeeded

@@ -9,7 +9,7 @@ from millrace.infra import durable
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import ServiceError
-from millrace.infra.local_keys import kafka_options, make
+from millrace.infra.local_keys import kafka_options, make_keys
 from millrace.infra.machine.broker import answers
 from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.programs import BROKER, programs
@@ -27,11 +27,11 @@ class Deployment:
 
     def up(self) -> list[int]:
         """Bring it up; gives ids of leftovers that were stopped. Raises ServiceError or TopicError when it cannot."""
-        make(self.settings)
+        make_keys(self.settings)
         stopped: list[int] = []
-        mark, policy = self.supervisor.folder / "policy", self.settings.policy.name
+        policy_file, policy = self.supervisor.folder / "policy", self.settings.policy.name
         running = self.supervisor.running()
-        if running and mark.is_file() and (other := mark.read_text()) != policy:
+        if running and policy_file.is_file() and (other := policy_file.read_text()) != policy:
             raise ServiceError(
                 f"policy {other} runs from {self.settings.home}: "
                 f"for {policy} beside it choose another home, for {policy} in its place run `millrace down` first"
@@ -39,6 +39,7 @@ class Deployment:
         if not self.settings.kafka.local:
             self.wait_for_broker()
         if not running:
+            # First with nothing: leftovers end, so that a port that is taken then is another program's.
             stopped = self.supervisor.up([])
             self._ports_are_free()
             self.supervisor.up([program for program in self.programs if program.name == BROKER])
@@ -46,7 +47,7 @@ class Deployment:
             self.wait_for_broker()
         with connect(self.settings) as bus:
             bus.ensure_topics(self.settings.layout.specs())
-        durable.write(mark, policy)
+        durable.write(policy_file, policy)
         self.supervisor.up(self.programs)
         return stopped
 

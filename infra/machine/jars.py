@@ -82,7 +82,7 @@ def _fetch(jars: list[Jar], home: Path) -> None:
     try:
         context = MavenContext(resolver=PythonResolver(), repo_cache=work / "repository", timeout=60)
 
-        def one(jar: Jar) -> None:
+        def fetch(jar: Jar) -> None:
             artifact = context.project(jar.group, jar.artifact).at_version(jar.version).artifact()
             path = Path(artifact.resolve())
             if hashlib.sha256(path.read_bytes()).hexdigest() != jar.sha256:
@@ -94,7 +94,7 @@ def _fetch(jars: list[Jar], home: Path) -> None:
         (work / "libs").mkdir()
         try:
             with ThreadPoolExecutor(8) as pool:
-                list(pool.map(one, jars))
+                list(pool.map(fetch, jars))
         except OSError as error:
             raise ServiceError(
                 f"the broker's jars cannot be fetched from Maven Central ({error}): check the network, then try again"

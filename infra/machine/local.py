@@ -15,7 +15,7 @@ from millrace.infra.connect import connect
 from millrace.infra.engines.kind import AdapterRoom, LocalEngine
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
-from millrace.infra.local_keys import BROKER, ENGINE, broker_key, engine_key, make
+from millrace.infra.local_keys import BROKER, ENGINE, broker_key, engine_key, make_keys
 from millrace.infra.log.newest import newest_first
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
@@ -37,7 +37,7 @@ def broker(settings: Settings) -> Broker:
 
 def run_broker(settings: Settings) -> None:
     """Become the broker; never returns."""
-    make(settings, BROKER)
+    make_keys(settings, BROKER)
     service = broker(settings)
     service.prepare()
     _become(service.command(), service.environment())
@@ -46,7 +46,7 @@ def run_broker(settings: Settings) -> None:
 def run_engine(settings: Settings) -> None:
     """Become the engine, on the newest version of the policy, once there is one; never returns. Raises ConfigError for
     one that would listen beyond this machine without a key."""
-    make(settings, ENGINE)
+    make_keys(settings, ENGINE)
     engine = settings.engine
     if not engine.key.get_secret_value() and not is_local(urlsplit(engine.url).hostname or ""):
         raise ConfigError(f"[engine] url {engine.url} is reachable from other machines: set [engine] key")

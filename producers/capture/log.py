@@ -196,7 +196,7 @@ class CaptureLog:
             await asyncio.shield(self._syncing)
 
     def read(self, seq: int = 0) -> Iterator[StoredEntry]:
-        """What is kept from number `seq` on, up to the end at the time of the call."""
+        """What is kept from number `seq` on, up to the end at the time of the first."""
         end = self.end
         with closing(self.cursor(seq)) as cursor:
             while found := cursor.take(512):

@@ -29,8 +29,7 @@ from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import BusError
 from millrace.infra.gateway_processes import folder_of, note, own_index, with_folder
 from millrace.infra.heartbeat import Heartbeat
-from millrace.infra.local_keys import WORKERS, engine_key
-from millrace.infra.local_keys import make as make_keys
+from millrace.infra.local_keys import WORKERS, engine_key, make_keys
 from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.readable import readable

@@ -13,7 +13,7 @@ from millrace.infra.config import Settings, is_local
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError
 from millrace.infra.heartbeat import Heartbeat, unless_in
-from millrace.infra.local_keys import WORKERS, make, workers_key
+from millrace.infra.local_keys import WORKERS, make_keys, workers_key
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.process.ending import stop_asked
@@ -31,7 +31,7 @@ def run(settings: Settings) -> None:
         raise ConfigError("[rollout] agent is not set: name your agent as module:function")
     if not settings.rollout.key:
         _check_near(settings)
-        make(settings, WORKERS)
+        make_keys(settings, WORKERS)
     with connect(settings) as bus:
         uvloop.run(_run(settings, bus))
 

@@ -1,9 +1,8 @@
 """The worker: grants in by consumer group, episodes out through the gateway.
 
 Invariants: the group's offset of a partition is the lowest grant that has not finished here, so whoever takes over runs
-it again; a ticket that is resolved
-already is skipped; commits carry the membership of the poll that read the grants, so a worker that lost a partition
-cannot move it; the member of partition 0 of the grants also loads the tasks.
+it again; a ticket that is resolved already is skipped; commits carry the membership of the poll that read the grants,
+so a worker that lost a partition cannot move it; the member of partition 0 of the grants also loads the tasks.
 
 One thread polls, commits and follows the resolutions; the episodes run in the event loop."""
 
@@ -138,8 +137,8 @@ class RolloutWorker:
         self._running: dict[Key, Future[None]] = {}
         self._places: dict[Key, list[tuple[GrantProgress, int, int]]] = {}
         """where the grants lie that end with each; one more after a membership that was lost"""
-        self._samples = 0
-        self._largest = 1
+        self._samples_running = 0
+        self._largest_grant = 1
         self._committed: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -187,10 +186,10 @@ class RolloutWorker:
         ):
             while self._follow(tail, 0.2):
                 pass
-            waited = 0.0
+            since_commit_s = 0.0
             trouble = self.runner.trouble
             while not (self._stop.is_set() or trouble.is_worn):
-                waited = self._turn(loop, member, tail, transactor, waited)
+                since_commit_s = self._turn(loop, member, tail, transactor, since_commit_s)
             self._drain(member, transactor, grace_s)
             if not self._stop.is_set():
                 raise RolloutError(
@@ -199,13 +198,15 @@ class RolloutWorker:
                 )
 
     def _turn(
-        self, loop: asyncio.AbstractEventLoop, member: Member, tail: Tail, transactor: Transactor, waited: float
+        self, loop: asyncio.AbstractEventLoop, member: Member, tail: Tail, transactor: Transactor, since_commit_s: float
     ) -> float:
+        """One poll: as many grants as there is room for, and a commit when one is due. Gives the seconds polled since
+        the last commit."""
         if self.loader is not None and self.loader.failed is not None:
             raise self.loader.failed
         broken = self.runner.trouble.is_broken
         # An agent that is broken gets one grant at a time, to try it.
-        room = int(not self._samples) if broken else self.runner.concurrency - self._samples
+        room = int(not self._samples_running) if broken else self.runner.concurrency - self._samples_running
         owned = member.assigned()
         if self.loader is not None and 0 in owned:  # tasks that nobody can do are not handed out
             self.loader.stop() if broken else self.loader.start()
@@ -213,16 +214,16 @@ class RolloutWorker:
             member.resume(owned)
         else:
             member.pause(owned)
-        records = member.poll(max(1, room // self._largest), POLL_S)
+        records = member.poll(max(1, room // self._largest_grant), POLL_S)
         if records:
             self._follow(tail, 0.0)
         for record in records:
             self._take(loop, record)
-        waited += POLL_S
-        if waited >= COMMIT_S:
+        since_commit_s += POLL_S
+        if since_commit_s >= COMMIT_S:
             self._commit(member, transactor)
-            waited = 0.0
-        return waited
+            since_commit_s = 0.0
+        return since_commit_s
 
     def _take(self, loop: asyncio.AbstractEventLoop, record: Record) -> None:
         grant = self._grant(record)
@@ -237,8 +238,8 @@ class RolloutWorker:
             places.append((self.progress, partition, offset))
             if len(places) > 1:  # still running from a membership that was lost
                 return
-            self._samples += samples
-        self._largest = max(self._largest, samples)
+            self._samples_running += samples
+        self._largest_grant = max(self._largest_grant, samples)
         future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
         future.add_done_callback(lambda finished: self._ended(key, samples, finished))
 
@@ -272,7 +273,7 @@ class RolloutWorker:
                 if not finished.cancelled():
                     progress.finished(partition, offset)
             self._running.pop(key, None)
-            self._samples -= samples
+            self._samples_running -= samples
 
     def _follow(self, tail: Tail, timeout_s: float) -> int:
         records = tail.poll(2000, timeout_s)

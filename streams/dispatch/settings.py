@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millrace.schemas import bounds
-from millrace.streams.dispatch.release import POLICIES
+from millrace.streams.dispatch.release_policies import POLICIES
 from millrace.streams.dispatch.state import Book, SettingsInForce
 
 

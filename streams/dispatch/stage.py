@@ -34,8 +34,8 @@ from millrace.schemas.records import (
 )
 from millrace.streams.decoding import Decoder, Unreadable, dead_letter, place_of
 from millrace.streams.dispatch import records, settings
-from millrace.streams.dispatch.admission import EVEN, even, may_admit, may_grant
-from millrace.streams.dispatch.release import POLICIES, ReleaseCandidate
+from millrace.streams.dispatch.grants import EVEN, even, may_admit, may_grant
+from millrace.streams.dispatch.release_policies import POLICIES, ReleaseCandidate
 from millrace.streams.dispatch.settings import Change
 from millrace.streams.dispatch.state import (
     ASKED,

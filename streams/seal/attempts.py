@@ -95,7 +95,7 @@ def tombstone_key(group: Key[OpenGroup]) -> Key[bool]:
 
 
 def attempt_of(event: Event, body: EpisodeStarted, place: Place, trace: str | None) -> Attempt:
-    """A new attempt, from its start."""
+    """A new attempt, from its start event, which lies at `place`: it runs, and nothing yet speaks against it."""
     return {
         "policy": event["policy"],
         "tenant": event["tenant"],

@@ -19,7 +19,7 @@ from millrace.infra.stages.base import Key, Table, View
 from millrace.infra.stages.decisions import outgoing, setting, settings_of
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
-from millrace.streams.seal.closing import ClosingRules, Short
+from millrace.streams.seal.group_outcome import ClosingRules, Short
 
 SETTING = "sealing"
 """name of the setting; its value is {"short_groups": "drop" | "train" | "top-up", "patience_ms": whole milliseconds}"""

@@ -21,7 +21,7 @@ from millrace.schemas.chain import event_hash
 from millrace.streams.dispatch.stage import Dispatch
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.closing import ClosingRules
+from millrace.streams.seal.group_outcome import ClosingRules
 from millrace.streams.seal.stage import Seal
 from millrace.testing.events import Episode
 from millrace.testing.world import CALM, World

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from millrace.infra.config import Governance
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.topics import full_name
-from millrace.streams.dispatch.admission import may_grant
-from millrace.streams.dispatch.release import ReleaseCandidate, reserve
+from millrace.streams.dispatch.grants import may_grant
+from millrace.streams.dispatch.release_policies import ReleaseCandidate, reserve
 from millrace.streams.dispatch.state import Book, SettingsInForce
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.streams.dispatch import release
+from millrace.streams.dispatch import release_policies
 from tests.support.histories import plan_of, run
 
 SEEDS = range(60)
@@ -38,13 +38,13 @@ def test_with_every_protection_no_law_is_broken():
 
 @pytest.mark.slow
 def test_without_the_guard_for_batches_nobody_waits_for_groups_are_held_forever(monkeypatch):
-    monkeypatch.setattr(release, "binding", lambda book, deadline: range(deadline))
+    monkeypatch.setattr(release_policies, "binding", lambda book, deadline: range(deadline))
     assert broken().startswith("P9")
 
 
 @pytest.mark.slow
 def test_without_any_guard_a_granted_group_misses_its_batch(monkeypatch):
-    monkeypatch.setattr(release, "binding", lambda book, deadline: ())
+    monkeypatch.setattr(release_policies, "binding", lambda book, deadline: ())
     assert broken().startswith(("P1", "P2"))
 
 

@@ -24,7 +24,7 @@ from millrace.infra.config import Settings, variables
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import EngineUnavailable
-from millrace.infra.local_keys import ENGINE, engine_key, make
+from millrace.infra.local_keys import ENGINE, engine_key, make_keys
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.schemas import codec
@@ -72,7 +72,7 @@ class Ends:
         self.settings, file = settings_for(folder, bootstrap, namespace, **chosen)
         self.bus = KafkaBus(bootstrap)
         start_policy(self.settings, self.bus, folder)
-        make(self.settings, ENGINE)  # as `up` does: a reloader that is there before the engine needs it too
+        make_keys(self.settings, ENGINE)  # as `up` does: a reloader that is there before the engine needs it too
         self.armed = folder / "armed"
         self.armed.mkdir()
         self.deaths: list[str] = []

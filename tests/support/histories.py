@@ -13,7 +13,7 @@ from millrace.infra.log.topics import stages_of
 from millrace.streams.dispatch.stage import Terms
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.closing import ClosingRules
+from millrace.streams.seal.group_outcome import ClosingRules
 from millrace.streams.seal.policies import SETTING
 from millrace.streams.seal.stage import Seal
 from millrace.testing.world import Chances, World

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.consumers.audit import audit
+from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.step.reading import read
-from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.log import PolicyLog
 from millrace.consumers.reloader import shell
 from millrace.consumers.reloader.shell import Reloader

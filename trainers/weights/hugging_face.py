@@ -62,18 +62,18 @@ def _together(
     return torch.stack([torch.cat([matrices.pop((expert, part)) for part in parts]) for expert in experts])
 
 
-_TEMPLATES = "additional_chat_templates"
-_TEMPLATE = "chat_template.jinja"
+_TEMPLATES_FOLDER = "additional_chat_templates"
+_DEFAULT_TEMPLATE = "chat_template.jinja"
 _TOKENIZER = "tokenizer_config.json"
 
 
 def flatten_templates(directory: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files of a version that starts from `directory`, whose own plain files are `files`."""
-    named = {path.stem: path.read_text() for path in sorted((directory / _TEMPLATES).glob("*.jinja"))}
+    named = {path.stem: path.read_text() for path in sorted((directory / _TEMPLATES_FOLDER).glob("*.jinja"))}
     if not named:
         return dict(files)
     out = dict(files)
-    default = out.pop(_TEMPLATE, None)
+    default = out.pop(_DEFAULT_TEMPLATE, None)
     if default is not None:
         named = {"default": default.decode(), **named}
     settings = json.loads(out.get(_TOKENIZER, b"{}"))

@@ -1,6 +1,6 @@
 """One generation of learners: the ranks of one roster, from meeting to tearing down.
 
-    meet (rank 0 fences first) -> form -> load -> { boundary -> step -> publish } until a verdict ends it
+    meet (rank 0 fences first) -> form -> load -> { boundary -> step -> publish } until an order ends it
 
 Invariants: all ranks load the same version from its directory, without collectives; the consumer is polled at
 boundaries only; batch k is trained from version k; the ranks of a cell train the same groups, so what one of them
@@ -13,11 +13,11 @@ from __future__ import annotations
 from millrace.consumers.learner.group import rank_numbers
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.rendezvous import Meeting
-from millrace.consumers.learner.step import mismatch, verdict
+from millrace.consumers.learner.step import mismatch, next_work
+from millrace.consumers.learner.step.next_work import Regroup, Stop, Train, NextWork, Wait
 from millrace.consumers.learner.step.parts import Parts
 from millrace.consumers.learner.step.publish import Leader, Step
 from millrace.consumers.learner.step.reading import REASONS, ages, read
-from millrace.consumers.learner.step.verdict import Regroup, Stop, Train, Verdict, Wait
 from millrace.consumers.learner.version.collect import newer
 from millrace.consumers.learner.version.order import Batch
 from millrace.consumers.learner.version.records import histogram
@@ -53,7 +53,7 @@ class Generation:
         self._idle_s = IDLE_S[0]
 
     def run(self) -> Regroup | Stop:
-        """Work until a verdict ends this generation.
+        """Work until an order ends this generation.
 
         Raises RegroupError when it broke and RefusedMember when this process must not train with the others. In a world
         above 1, RuntimeError and BusError mean the same as RegroupError."""
@@ -112,13 +112,13 @@ class Generation:
 
     # ---- boundary
 
-    def _decide(self) -> Verdict:
+    def _decide(self) -> NextWork:
         p = self._parts
         with p.backend.clock.phase("boundary"):
             p.membership.poll()
             moved, stopping = rank_numbers.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
-            message = verdict.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
-            order = verdict.decode(p.backend.announce(message))
+            message = next_work.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
+            order = next_work.decode(p.backend.announce(message))
         if isinstance(order, Wait):
             with p.backend.clock.phase("wait"):
                 p.membership.poll(self._idle_s)
@@ -127,9 +127,9 @@ class Generation:
             self._idle_s = IDLE_S[0]
         return order
 
-    def _lead(self, leader: Leader, moved: bool, stopping: int) -> Verdict:
+    def _lead(self, leader: Leader, moved: bool, stopping: int) -> NextWork:
         p, version = self._parts, leader.head.version
-        urgent = verdict.interrupt(
+        urgent = next_work.interrupt(
             has_moved=moved,
             stopping=stopping,
             world=self._roster.world,
@@ -142,7 +142,7 @@ class Generation:
         if batch is None:
             return Wait()
         oldest = version - batch.eta if leader.log.order.masks_head(batch.seq_lo) else None
-        return verdict.manifest(batch, self._roster, self._cells, version, p.trainer.algorithm.minibatches, oldest)
+        return next_work.manifest(batch, self._roster, self._cells, version, p.trainer.algorithm.minibatches, oldest)
 
     # ---- step
 
@@ -153,7 +153,7 @@ class Generation:
         with clock.phase("fetch"):
             parts = train.shares[self._cells[self._rank]] if p.backend.acts else []
             share = read(p.reader, parts, vocabulary=p.backend.vocabulary, longest=p.backend.longest)
-            codes = rank_numbers.worst(p.backend, verdict.lost_codes(train, share.losses))
+            codes = rank_numbers.worst(p.backend, next_work.lost_codes(train, share.losses))
             losses = {seq: REASONS[code] for seq, code in enumerate(codes, train.seq_lo) if code}
             samples = [sample for sample in share.samples if sample.seq not in losses]
         for detail in share.details:
@@ -174,4 +174,4 @@ class Generation:
         for name, seconds in before.items():
             key = f"timings_{name}"
             report.metrics[key] = report.metrics.get(key, 0.0) + seconds
-        self._leader.publish(Step(self._batch, state, report, losses, self._cells, verdict.cells_of(train)))
+        self._leader.publish(Step(self._batch, state, report, losses, self._cells, next_work.cells_of(train)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from millrace.consumers.learner.step.verdict import PlacedGroup
+from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.version.records import AGES
 from millrace.infra import telemetry
 from millrace.infra.log.base import Place

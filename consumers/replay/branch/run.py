@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from millrace.consumers import clearance, policy_names, version_zero
+from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.step.reading import read as fetch
-from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.replay.branch import guard, job, rewards, selection_file
 from millrace.consumers.replay.branch.announce import Announcer
 from millrace.consumers.replay.branch.items import BranchItem, BranchItems, singles

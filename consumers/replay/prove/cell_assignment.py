@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millrace.consumers.learner.group.agreement import Peer, Roster
-from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.step import next_work
 from millrace.consumers.learner.version.order import Batch
 from millrace.infra.errors import ProofError
 from millrace.schemas.records import LedgerEntry, Resolution, TrainedGroup
@@ -42,8 +42,8 @@ def manifest(
         )
     batch = Batch(entry["seq_lo"], tuple(_resolution(group, tokens) for group in entry["groups"]), entry["eta"])
     roster = _roster(len(cells), int(spares), shards)
-    train = verdict.manifest(batch, roster, cells, entry["version"] - 1, minibatches, None)
-    cell_by_seq = verdict.cells_of(train)
+    train = next_work.manifest(batch, roster, cells, entry["version"] - 1, minibatches, None)
+    cell_by_seq = next_work.cells_of(train)
     if list(cells) == cells_of(entry):
         cell_by_seq |= {group["seq"]: group["cell"] for group in entry["groups"] if group.get("cell", -1) >= 0}
     return train.minibatches, cell_by_seq

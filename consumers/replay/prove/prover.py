@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal
 
 from millrace.consumers.learner.group import layouts
+from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.step.reading import read
-from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.collect import base_of
 from millrace.consumers.replay.prove import cell_assignment, compare
 from millrace.consumers.replay.prove.plan import Plan
@@ -108,8 +108,10 @@ class Prover:
         """which ranks form a group, and which version's bytes they have"""
 
     def run(self, plan: Plan) -> Iterator[Outcome]:
-        """The outcome of each step, in order. Raises ProofError where one cannot be trained again."""
-        base = self._link(plan.start)
+        """One outcome a step, in order. The next step begins with this one's bytes where they equal the record, else
+        with the directory that was recorded; where neither is there, the run ends before the plan does. Raises
+        ProofError where a step cannot be trained again."""
+        base = self._recorded_base(plan.start)
         for number in plan.steps:
             version = self._recorded.versions[number]
             start_s = time.monotonic()
@@ -117,10 +119,10 @@ class Prover:
             is_asked = number >= plan.first
             step, layout = self._step(version, material, base, self._dump if is_asked else None)
             outcome = self._judge(version, step, layout, asked=is_asked, start_s=start_s)
-            next_base = self._after(version, outcome, step)
+            next_base = self._base_of_next(version, outcome, step)
             yield outcome
             if self._variant is not None and outcome.asked and next_base is not None:
-                yield self._elsewhere(version, base, next_base, self._variant)
+                yield self._in_other_layout(version, base, next_base, self._variant)
             if next_base is None:
                 return
             self._forget(base, next_base)
@@ -221,16 +223,16 @@ class Prover:
             detail=compare.first_tensor(directory, step.path) or detail,
         )
 
-    def _after(self, version: RecordedVersion, outcome: Outcome, step: TrainedStep) -> RecordedBase | None:
+    def _base_of_next(self, version: RecordedVersion, outcome: Outcome, step: TrainedStep) -> RecordedBase | None:
         """Where the next step begins: recorded bytes, proven or kept."""
         if outcome.word == "equal":
             assert step.path is not None, "rank 0 writes"
             return RecordedBase(step.path, step.digest)
         if version.number in self._directories:
-            return self._link(version.number)
+            return self._recorded_base(version.number)
         return None
 
-    def _elsewhere(
+    def _in_other_layout(
         self, version: RecordedVersion, base: RecordedBase, target: RecordedBase, variant: LayoutVariant
     ) -> Outcome:
         """The same step in another layout, from the same parent."""
@@ -256,7 +258,7 @@ class Prover:
 
     # -- folders
 
-    def _link(self, number: int) -> RecordedBase:
+    def _recorded_base(self, number: int) -> RecordedBase:
         """A version whose files are there, linked beside those that are trained, with the base of its adapter."""
         version = self._recorded.versions[number]
         digest = version.weights["digest"]

@@ -19,7 +19,7 @@ from millrace.consumers.warehouse.endpoint.handles import OpenHandle
 from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
-from millrace.infra.local_keys import WAREHOUSE, make, warehouse_key
+from millrace.infra.local_keys import WAREHOUSE, make_keys, warehouse_key
 from millrace.infra.process.net import LOCALHOST, is_listening, wait_until
 
 HEADER_BYTES = 64 << 10
@@ -85,7 +85,7 @@ def open_endpoint(opens: OpenHandle, settings: Settings, overdue: Callable[[], N
     """The endpoint of a deployment over the engine behind `opens`, with its key, which is made where there is none.
     overdue: ends this process, where the engine does not end a query. Raises ServiceError when it cannot
     listen on `[warehouse] port`."""
-    make(settings, WAREHOUSE)
+    make_keys(settings, WAREHOUSE)
     asked = settings.warehouse
     limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
     return Serving(QueryEndpoint(QueryRunner(opens, limits, overdue=overdue), warehouse_key(settings)), asked.port)

@@ -310,7 +310,7 @@ class MarkedParser(Parser):
         elif self._state is not DONE:
             self._text_ends(out)
 
-    def _any_read(self, ids: Sequence[int]) -> Any:
+    def _generic_read(self, ids: Sequence[int]) -> Any:
         """The package's Hermes parser knows no family: any tokenizer with the markers will do."""
         markers = self._markers
         return parse_qwen3(
@@ -324,8 +324,9 @@ class MarkedParser(Parser):
         )
 
     def _settle(self) -> list[ReplyDelta]:
-        """Compare what was said with the package's reading; where they differ, the package's is what is recorded."""
-        parsed = reading(self._read or self._any_read, self._all)
+        """Compare the calls, and whether there are thoughts, with the package's reading of the whole reply; where these
+        differ, its reading is recorded, and calls that it alone has are streamed now."""
+        parsed = reading(self._read or self._generic_read, self._all)
         if parsed is None:
             return []
         calls = [call for found in parsed.tool_calls if (call := as_call(found)) is not None][: bounds.CALLS]

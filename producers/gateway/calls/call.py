@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from millrace.dialects.base import Dialect
-from millrace.dialects.recall import OURS, Given, ResponseOrigin
 from millrace.dialects.rendering.base import Message
+from millrace.dialects.stored_responses import OURS, Given, ResponseOrigin
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.gateway.prices import Usage
 from millrace.producers.gateway.sessions.session import GatewaySession

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from millrace.dialects.errors import ApiError, not_held
-from millrace.dialects.recall import Recall, StoredResponse
 from millrace.dialects.rendering.base import Message, Renderer
+from millrace.dialects.stored_responses import Recall, StoredResponse
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.policies import Policies
 from millrace.producers.gateway.calls.served_policy import Awaited, Served

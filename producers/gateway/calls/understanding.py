@@ -13,8 +13,8 @@ from millrace.dialects import match_keys
 from millrace.dialects.base import Dialect
 from millrace.dialects.conversation import Ask, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.dialects.errors import bad_request
-from millrace.dialects.recall import Recalled, StoredResponse
 from millrace.dialects.rendering.base import Message, Options
+from millrace.dialects.stored_responses import Recalled, StoredResponse
 from millrace.dialects.template_options import template_options
 from millrace.producers.gateway.calls.sampling import too_long
 from millrace.producers.gateway.options import GatewayOptions

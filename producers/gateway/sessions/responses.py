@@ -24,7 +24,7 @@ import msgspec
 import orjson
 
 from millrace.dialects.errors import bad_request
-from millrace.dialects.recall import (
+from millrace.dialects.stored_responses import (
     ORIGIN,
     OURS,
     Given,

@@ -21,8 +21,8 @@ from typing import Any, cast
 
 from millrace.dialects import match_keys
 from millrace.dialects.all import read
-from millrace.dialects.recall import ORIGIN, OURS
 from millrace.dialects.rendering.base import Message, Tools
+from millrace.dialects.stored_responses import ORIGIN, OURS
 from millrace.dialects.template_options import template_options
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY

@@ -20,8 +20,8 @@ from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.head import RequestHead, renamed
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadRequest
-from millrace.dialects.recall import Recalled, ResponseOrigin
 from millrace.dialects.rendering.base import Message
+from millrace.dialects.stored_responses import Recalled, ResponseOrigin
 from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable

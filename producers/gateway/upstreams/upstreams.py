@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.dialects import all as dialects
-from millrace.dialects.recall import Recalled, nobody
+from millrace.dialects.stored_responses import Recalled, nobody
 from millrace.dialects.translation.all import translator
 from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings

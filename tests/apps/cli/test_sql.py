@@ -101,7 +101,7 @@ def test_who_asks_an_endpoint_loads_no_engine_and_no_library_of_http(tmp_path: P
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     config = Settings(home=tmp_path, warehouse={"port": free_ports(1)[0]})
-    local_keys.make(config)
+    local_keys.make_keys(config)
     url = f"http://127.0.0.1:{config.warehouse.port}"
     with TableDirectory(config.warehouse_home, url=url) as directory:
         serving = open_endpoint(directory.handle, config)

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.step.reading import NO_PLACES, REASONS, read
-from millrace.consumers.learner.step.verdict import PlacedGroup
 from millrace.consumers.learner.version.collect import choose
 from millrace.consumers.learner.version.log import PolicyLog
 from millrace.infra.log.base import Outgoing, Place

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from millrace.consumers.replay import text
 from millrace.consumers.replay.text import Texts, Writer, joined
 from millrace.dialects import dialogue
-from millrace.dialects.rendering import reply_tokens
+from millrace.dialects.rendering import foreign_reply
 from millrace.dialects.rendering.choose import choose
-from millrace.dialects.rendering.reply_tokens import Spoken
+from millrace.dialects.rendering.foreign_reply import Spoken
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Record
@@ -126,7 +126,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, dialogue.EMPTY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, reply_tokens.MISREAD),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, foreign_reply.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
         ({"untrainable_reason": "withheld:secret"}, ""),
         ({"trainable": True}, ""),
@@ -165,7 +165,7 @@ def test_nothing_of_a_flawed_attempt_is_imitated(folder: Path) -> None:
 def test_what_the_model_cannot_take_is_passed_over(folder: Path) -> None:
     one = call("a", [user("x")], SAYS)
     for of, why in (
-        (writer(folder, longest=20), reply_tokens.TOO_LONG),
+        (writer(folder, longest=20), foreign_reply.TOO_LONG),
         (writer(folder, vocabulary=9), text.UNKNOWN_ID),
     ):
         assert of.texts(record([one]), [one]).refused == Counter([why])

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.infra.config import load, variables
 from millrace.infra.connect import connect
-from millrace.infra.local_keys import broker_key, engine_key, make, private, workers_key
+from millrace.infra.local_keys import broker_key, engine_key, make_keys, private, workers_key
 from millrace.infra.log.base import Outgoing
 from millrace.infra.machine import deployment as under_test
 from millrace.infra.machine.deployment import Deployment
@@ -58,11 +58,11 @@ def test_keys_are_made_once_and_what_the_settings_say_goes_first(tmp_path: Path)
     try:
         made = load(flags={"home": str(tmp_path / "home")})
         assert (engine_key(made), broker_key(made)) == ("", "")
-        make(made)
+        make_keys(made)
         keys = engine_key(made), broker_key(made)
         assert all(len(key) == 64 for key in keys)
         assert keys[0] != keys[1]
-        make(made)
+        make_keys(made)
         assert keys == (engine_key(made), broker_key(made))
         files = sorted((tmp_path / "home" / "keys").iterdir())
         assert [(path.name, stat.S_IMODE(path.stat().st_mode)) for path in files] == [

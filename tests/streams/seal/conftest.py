@@ -9,7 +9,7 @@ import pytest
 
 from millrace.infra.stages.base import Emit
 from millrace.schemas.chain import START
-from millrace.streams.seal.closing import ClosingRules
+from millrace.streams.seal.group_outcome import ClosingRules
 from millrace.streams.seal.stage import Seal
 from millrace.testing.events import Episode
 from tests.support.folding import Bench, of

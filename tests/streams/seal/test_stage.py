@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.stages.base import Later
-from millrace.streams.seal.closing import ClosingRules
+from millrace.streams.seal.group_outcome import ClosingRules
 from millrace.testing.events import Episode
 from tests.streams.seal.conftest import Sealed
 from tests.support.folding import of

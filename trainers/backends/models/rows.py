@@ -5,7 +5,7 @@ Linear attention, convolutions and recurrent layers carry a state along the row,
 model gets its samples as a dense batch, one sample a row, filled up at the end; its attention, masks and states are
 those of transformers. What its head is given is then put in the order of the packed row:
 
-    tokens [1, T] -> [S, L] -> hidden [S, L, H] -> the rows of `at`, [1, M, H] -> head
+    tokens [1, T] -> [S, L] -> hidden [S, L, H] -> the rows of `places`, [1, M, H] -> head
 
 Invariant: one forward pass a micro-batch, as with packed rows, so ranks run the same number of collectives.
 """

@@ -18,7 +18,7 @@ from millrace.consumers.audit import audit
 from millrace.consumers.replay.branch import selection_file
 from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.consumers.replay.branch.run import Brancher
-from millrace.dialects.rendering.reply_tokens import MISREAD
+from millrace.dialects.rendering.foreign_reply import MISREAD
 from millrace.infra import faults
 from millrace.infra.errors import BranchError
 from millrace.infra.log.base import Outgoing

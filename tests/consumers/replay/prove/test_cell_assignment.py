@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.learner.group.agreement import Peer, Roster
-from millrace.consumers.learner.step import verdict
+from millrace.consumers.learner.step import next_work
 from millrace.consumers.learner.version.order import Batch
 from millrace.consumers.replay.prove import cell_assignment
 from millrace.infra.errors import ProofError
@@ -69,7 +69,7 @@ def test_an_old_entry_gives_the_shares_of_its_time(data: st.DataObject) -> None:
     peers = [Peer(f"m{i}", "", "h", 1, partitions) for i, partitions in enumerate(owned)]
     roster = Roster("k", 3, tuple(peers[:world]), 0, tuple(peers[world:]))
     ready: Any = [{**one, "kind": "ready", "tokens": [tokens[one["seq"]]]} for one in groups]
-    live = verdict.manifest(Batch(7, tuple(ready), 2), roster, cells, 4, minibatches, None)
+    live = next_work.manifest(Batch(7, tuple(ready), 2), roster, cells, 4, minibatches, None)
 
     again, by_seq = cell_assignment.manifest(entry(groups, cells, spares), cells, tokens, shards, minibatches)
     assert again == live.minibatches

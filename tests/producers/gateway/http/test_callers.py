@@ -8,7 +8,7 @@ import pytest
 
 from millrace.dialects.errors import ApiError
 from millrace.infra.config import load
-from millrace.infra.local_keys import WORKERS, make, workers_key
+from millrace.infra.local_keys import WORKERS, make_keys, workers_key
 from millrace.producers.gateway.http.callers import Caller, Callers, digest, key_of
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.ownership import Hints
@@ -91,7 +91,7 @@ def test_without_keys_everybody_is_the_one_tenant_and_judges_nothing_reserved(se
 def test_a_key_that_nobody_names_is_not_the_workers(tmp_path: Path) -> None:
     flags = {"home": str(tmp_path), "gateway.keys": {"bot": {"key": "sk-bot"}, "b": {"key": "sk-b"}}}
     settings = load(flags=flags)
-    make(settings, WORKERS)
+    make_keys(settings, WORKERS)
     callers = Callers(GatewayOptions.of(settings, 1), Sessions(tmp_path, POLICY))
     for key in ("sk-bot", "sk-b"):
         assert callers.identify(bearer(key)).granted is False

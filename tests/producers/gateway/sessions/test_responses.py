@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
-from millrace.dialects.recall import Given, StoredResponse
+from millrace.dialects.stored_responses import Given, StoredResponse
 from millrace.producers.gateway.sessions.ownership import Hints
 from millrace.producers.gateway.sessions.responses import OVERHEAD, ResponseRecall, ResponseStore, owner_of
 from millrace.producers.gateway.sessions.session import GatewaySession

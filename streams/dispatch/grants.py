@@ -1,4 +1,4 @@
-"""When a group may be granted.
+"""When a group may be granted a ticket, and when one that comes without may be given a ticket and a seq at once.
 
 G granted, R resolved negatively, S ready, O = G - R - S outstanding, v the newest known version, n_k the unresolved
 tickets with deadline <= k, end(k) the end of batch k, U what is kept free for unsolicited groups.

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.consumers.tell.lineage import (
+from millrace.consumers.tell.descent import (
     FamilyVersion,
     LineageGroup,
     LineageMember,

@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 
 from millrace.consumers.learner.group.agreement import Peer, Roster
-from millrace.consumers.learner.step.verdict import Regroup, Stop, Wait, decode, encode, interrupt, lost_codes, manifest
+from millrace.consumers.learner.step.next_work import (
+    Regroup,
+    Stop,
+    Wait,
+    decode,
+    encode,
+    interrupt,
+    lost_codes,
+    manifest,
+)
 from millrace.consumers.learner.version.order import Batch
 
 
@@ -64,7 +73,7 @@ def test_a_group_goes_to_the_owner_of_its_partition_when_that_is_fair() -> None:
     assert [[part.places[0][1] for part in share] for share in train.shares] == [[0, 0], [1, 1]]
 
 
-def test_verdicts_survive_the_wire() -> None:
+def test_orders_survive_the_wire() -> None:
     train = manifest(batch(3), roster((0, 1, 2, 3)), [0], version=0, minibatches=1, oldest=-2)
     for one in (train, Wait(), Regroup("the group changed"), Stop("done")):
         assert decode(encode(one)) == one

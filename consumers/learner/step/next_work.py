@@ -1,6 +1,6 @@
 """What the ranks do next, decided by rank 0 alone at a boundary and told to all as one message.
 
-Invariants: a member leaves a formed group only by a verdict that all have heard (or by closing its sockets); a
+Invariants: a member leaves a formed group only by an order that all have read (or by closing its sockets); a
 rebalance or a stop is seen before new work is begun. Pure.
 """
 
@@ -54,23 +54,23 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Verdict: TypeAlias = Train | Wait | Regroup | Stop
+NextWork: TypeAlias = Train | Wait | Regroup | Stop
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Verdict] = msgspec.msgpack.Decoder(Verdict)
+_decoder: msgspec.msgpack.Decoder[NextWork] = msgspec.msgpack.Decoder(NextWork)
 
 
-def encode(verdict: Verdict) -> bytes:
+def encode(work: NextWork) -> bytes:
     """The message."""
-    return _encoder.encode(verdict)
+    return _encoder.encode(work)
 
 
-def decode(data: bytes) -> Verdict:
-    """The verdict in a message."""
+def decode(data: bytes) -> NextWork:
+    """What a message orders."""
     return _decoder.decode(data)
 
 
-def interrupt(*, has_moved: bool, stopping: int, world: int, failure: str | None, is_done: bool) -> Verdict | None:
+def interrupt(*, has_moved: bool, stopping: int, world: int, failure: str | None, is_done: bool) -> NextWork | None:
     """What must happen before any new work, if anything.
 
     has_moved: some rank saw the group change; stopping: ranks that were asked to stop; failure: why rank 0's last

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.apps.demo import tiny
-from millrace.dialects.rendering import reply_tokens as module
+from millrace.dialects.rendering import foreign_reply as module
 from millrace.dialects.rendering.base import Renderer
+from millrace.dialects.rendering.foreign_reply import Unspoken, spoken
 from millrace.dialects.rendering.package import PackagedRenderer
-from millrace.dialects.rendering.reply_tokens import Unspoken, spoken
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from tests.dialects.rendering.conftest import QWEN3
