@@ -169,4 +169,11 @@ async def test_unicode_that_is_none(w: World):
     body = b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}'
     answer = await w.http.post(CHAT, content=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["param"] == "messages[0].content"
+    # Within the text of arguments only the template meets it.
+    asked = calls(id="c", type="function", function={"name": "f", "arguments": '{"a": "\\ud800"}'})
+    answer = await w.http.post(
+        CHAT, json=chat(messages=[*asked, {"role": "tool", "tool_call_id": "c", "content": "7"}])
+    )
+    assert answer.status_code == 400
+    assert "tool call's arguments" in answer.json()["error"]["message"]
