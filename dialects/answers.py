@@ -51,6 +51,12 @@ def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
     return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
 
 
+def error_in(found: Mapping[str, Any]) -> str:
+    """What a server's error says, in its words; "" for what is none in a known shape."""
+    error = found.get("error")
+    return text(error) or text(mapping(error).get("message")) or text(found.get("message")) or ""
+
+
 def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
     """The number of each choice: its index, or the next that none before it has, from its place on."""
     out: dict[int, None] = {}

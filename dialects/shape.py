@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import orjson
 
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.schemas import bounds
@@ -56,6 +57,15 @@ def unwieldy(text: str | bytes) -> bool:
         return False
     found = measure(data)
     return found.depth > bounds.DEPTH or found.values > bounds.VALUES
+
+
+def object_in(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that a server's answer is; None for anything else, and for what is unwieldy."""
+    try:
+        value = None if unwieldy(text) else orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def check(body: bytes) -> None:
