@@ -39,7 +39,7 @@ def understood(found: Mapping[str, Any]) -> WholeAnswer:
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
         AnswerChoice(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
-        for at, choice in zip(_numbers(choices), choices, strict=True)
+        for at, choice in zip(numbers(choices), choices, strict=True)
     ]
     return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
 
@@ -57,7 +57,7 @@ def error_in(found: Mapping[str, Any]) -> str:
     return text(error) or text(mapping(error).get("message")) or text(found.get("message")) or ""
 
 
-def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
+def numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
     """The number of each choice: its index, or the next that none before it has, from its place on."""
     out: dict[int, None] = {}
     for place, choice in enumerate(choices):

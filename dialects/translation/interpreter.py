@@ -132,7 +132,7 @@ class InterpretedReply(StreamedReply):
         call = TranslatedCall(self._ask, self._spoken.prefix, listener.told)
         writer: ReplyStream | None = None  # made when the upstream has said its id
         url, size = self._interpreter.base_url, 0
-        async for data in self._answer.chunks():
+        async for data in self._translator.dialect.as_stream(self._answer.chunks()):
             size += len(data)
             if size > bounds.REPLY_BYTES:
                 raise EngineUnavailable(f"{url} streams more than {bounds.REPLY_BYTES} bytes")
