@@ -51,10 +51,10 @@ def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
     return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
 
 
-def error_in(found: Mapping[str, Any]) -> str:
+def error_in(response: Mapping[str, Any]) -> str:
     """What a server's error says, in its words; "" for what is none in a known shape."""
-    error = found.get("error")
-    return text(error) or text(mapping(error).get("message")) or text(found.get("message")) or ""
+    error = response.get("error")
+    return text(error) or text(mapping(error).get("message")) or text(response.get("message")) or ""
 
 
 def numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:

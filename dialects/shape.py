@@ -75,7 +75,7 @@ def check(body: bytes) -> None:
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            raise malformed(body, error) from None
+            raise json_refusal(body, error) from None
     if body.count(b"[") + body.count(b"{") <= bounds.DEPTH and len(body) <= bounds.VALUES:
         return
     found = measure(body)
@@ -89,7 +89,7 @@ def check(body: bytes) -> None:
         )
 
 
-def malformed(text: bytes, error: Exception, what: str = "body") -> ApiError:
+def json_refusal(text: bytes, error: Exception, noun: str = "body") -> ApiError:
     """The refusal of `text` that a parser cannot read, or that has wrong types. Of half of a surrogate pair, which JSON
     can write and no text can hold, parsers say misleading things: it is named, with its place."""
     if isinstance(error, msgspec.ValidationError):
@@ -99,7 +99,7 @@ def malformed(text: bytes, error: Exception, what: str = "body") -> ApiError:
     except ValueError:
         place = None
     if place is None:
-        return bad_request(f"The {what} is not valid JSON: {error}")
+        return bad_request(f"The {noun} is not valid JSON: {error}")
     said = "half of a surrogate pair is no character: send both halves, or U+FFFD instead"
     return bad_request(f"{place}: {said}".removeprefix(": "), param=place or None)
 

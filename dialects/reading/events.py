@@ -36,7 +36,7 @@ class ReplyEvents(ABC):
         self.size = 0
         self.closing = False
         """whether an event said that the reply, or one of its choices, is at its end: any event may be the last"""
-        self.failed = ""
+        self.error = ""
         """the error that ended the stream, in its server's words"""
         self._rest = bytearray()
         self._long = False
@@ -94,7 +94,7 @@ class ReplyEvents(ABC):
         if not isinstance(event, dict):
             return False
         if event.get("error") or event.get("type") == "error":
-            self.failed, self.closing = error_in(event) or NO_WORDS, True
+            self.error, self.closing = error_in(event) or NO_WORDS, True
         return self.take(event)
 
     @abstractmethod

@@ -85,7 +85,7 @@ def read_head(body: bytes) -> RequestHead:
     except RecursionError:
         raise bad_request("The body nests too deep to be read", code="too_deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise shape.malformed(body, error) from None
+        raise shape.json_refusal(body, error) from None
 
 
 def _value(raw: msgspec.Raw) -> Any:
@@ -102,7 +102,7 @@ def renamed(body: bytes, model: str) -> bytes:
     try:
         members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise shape.malformed(body, error) from None
+        raise shape.json_refusal(body, error) from None
     return msgspec.json.encode({**members, "model": model})
 
 

@@ -143,8 +143,8 @@ class InterpretedReply(StreamedReply):
                         yield _told(events)
                 if len(data) > PIECE:
                     await asyncio.sleep(0)  # others have their turn
-            if listener.failed:
-                raise EngineUnavailable(f"{url} ended its answer with an error", words=listener.failed)
+            if listener.error:
+                raise EngineUnavailable(f"{url} ended its answer with an error", words=listener.error)
             if listener.unread:
                 name = self._translator.name
                 raise EngineUnavailable(f"{url} sent an event that is none of {name}, or is beyond the limits")

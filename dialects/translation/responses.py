@@ -101,7 +101,7 @@ class ResponsesListener(ReplyListener):
         self.told.usage, self.told.finish = answer.usage, answer.choices[0].finish
         self.closing = True
         if response.get("status") in FAILED:
-            self.failed = _why(response)
+            self.error = _why(response)
 
 
 def _why(response: Mapping[str, Any]) -> str:

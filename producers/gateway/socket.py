@@ -195,7 +195,7 @@ def request_of(frame: bytes) -> bytes:
         members = msgspec.json.decode(frame, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(members.pop("type", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise shape.malformed(frame, error, "frame") from None
+        raise shape.json_refusal(frame, error, "frame") from None
     if kind != CREATE:
         raise bad_request(f"type: only {CREATE} is served on this socket", param="type", code="unsupported_event")
     return msgspec.json.encode({**members, "stream": True})

@@ -178,8 +178,8 @@ class UpstreamCall(Call):
             raise self._failure(error) from error
 
     async def close(self) -> None:
-        if self._events.failed:
-            logger.warning("a call of %s was ended by its upstream: %s", self.session.id, self._events.failed)
+        if self._events.error:
+            logger.warning("a call of %s was ended by its upstream: %s", self.session.id, self._events.error)
         self.facts = await aside(self._events.size, self._facts_so_far)
 
     def rest(self) -> bytes:
