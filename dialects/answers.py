@@ -39,7 +39,7 @@ def understood(found: Mapping[str, Any]) -> WholeAnswer:
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
         AnswerChoice(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
-        for at, choice in zip(_numbers(choices), choices, strict=True)
+        for at, choice in zip(numbers(choices), choices, strict=True)
     ]
     return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
 
@@ -51,7 +51,13 @@ def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
     return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
 
 
-def _numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
+def error_in(response: Mapping[str, Any]) -> str:
+    """What a server's error says, in its words; "" for what is none in a known shape."""
+    error = response.get("error")
+    return text(error) or text(mapping(error).get("message")) or text(response.get("message")) or ""
+
+
+def numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
     """The number of each choice: its index, or the next that none before it has, from its place on."""
     out: dict[int, None] = {}
     for place, choice in enumerate(choices):

@@ -10,17 +10,22 @@ recorded response alone tells which dialect wrote it, so that a session is rebui
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from millrace.dialects import shape
+from millrace.dialects.answers import error_in
 from millrace.dialects.conversation import Ask, Part
 from millrace.dialects.errors import ApiError
+from millrace.dialects.reading.events import LARGEST
 from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import DialectReader, RecordedCall
 from millrace.dialects.stored_responses import Recall, Recalled, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
+from millrace.infra.errors import EngineError
+from millrace.infra.process.offload import aside
 
 
 class StreamEvent(NamedTuple):
@@ -138,6 +143,38 @@ class Dialect(ABC):
     @abstractmethod
     def streamed(self, call: WritableCall) -> ReplyStream:
         """The writer of a streamed reply."""
+
+    @abstractmethod
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        """The stream that says what a server's whole response of this API says; nothing for one that says nothing."""
+
+    async def as_stream(self, parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        """A server's answer to a request for a stream, as it comes. Some send JSON in its place: a reply or an error
+        comes as the events that say the same, anything else as it is. Raises EngineError where `parts` do."""
+        first, body = b"", bytearray()
+        try:
+            async for part in parts:
+                first = first or part.lstrip()[:1]
+                if first != b"{":
+                    yield part
+                    continue
+                body += part
+                if len(body) > LARGEST:
+                    first = b"?"
+                    yield bytes(body)
+                    body.clear()
+            if body:
+                yield await aside(len(body), self._events_in, bytes(body))
+        except EngineError:
+            if body:
+                yield bytes(body)
+            raise
+
+    def _events_in(self, body: bytes) -> bytes:
+        response = shape.object_in(body) or {}
+        if not (events := self.events_of(response)) and (said := error_in(response)):
+            events = [self.failed(ApiError(502, said, type="server_error", code="engine_unavailable"))]
+        return b"".join(event.sse() for event in events) or body
 
     @abstractmethod
     def error(self, error: ApiError) -> bytes:

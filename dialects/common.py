@@ -27,7 +27,7 @@ def decoded(decoder: Any, body: bytes, *, named: bool = True) -> Any:
         place = path.strip("`.")
         raise bad_request(f"{place}: {message}" if place and named else message, param=place or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
+        raise shape.json_refusal(body, error) from None
 
 
 def usage_of(call: WritableCall) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def not_held() -> ApiError:
 def of_engine(error: EngineError) -> ApiError:
     """What an engine's failure means to the client: its own mistake (4xx), busy (429), or try again (502, 503, 504). A
     key that the engine refuses is never the client's, and where the engine is is nobody's but the operator's: that is
-    in the log."""
+    in the log. The words of an upstream, which its refusals pass on too, are told."""
     match error:
         case EngineRejected(status=401 | 403):
             said = "The engine does not let the gateway in: its operator should look at [engine] key"
@@ -74,6 +74,8 @@ def of_engine(error: EngineError) -> ApiError:
             said = "The engine takes no calls now: try again"
             wait = error.retry_after_s or RETRY_AFTER_S
             return ApiError(503, said, type="server_error", code="engine_unavailable", retry_after_s=wait)
+        case EngineUnavailable(words=said) if said:
+            return ApiError(502, said, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
         case _:
             said = "The engine does not answer, or broke off: try again"
             return ApiError(502, said, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)

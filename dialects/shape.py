@@ -9,17 +9,22 @@ write again."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import re
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import orjson
 
-from millrace.dialects.errors import ApiError
+from millrace.dialects.errors import ApiError, bad_request
 from millrace.schemas import bounds
 
 QUOTE, COMMA, COLON = b'",:'
 OPEN, CLOSE = b"{}"
 LOWER = 0x20
 """the bit that makes a brace of a bracket"""
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class JsonShape(NamedTuple):
@@ -54,6 +59,15 @@ def unwieldy(text: str | bytes) -> bool:
     return found.depth > bounds.DEPTH or found.values > bounds.VALUES
 
 
+def object_in(text: bytes) -> dict[str, Any] | None:
+    """The JSON object that a server's answer is; None for anything else, and for what is unwieldy."""
+    try:
+        value = None if unwieldy(text) else orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def check(body: bytes) -> None:
     """Raises ApiError 400 for a body that is no UTF-8, or has too many levels or values, whose bound it names."""
     if not body.isascii():
@@ -61,7 +75,7 @@ def check(body: bytes) -> None:
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            raise ApiError(400, f"The body is not valid JSON: {error}") from None
+            raise json_refusal(body, error) from None
     if body.count(b"[") + body.count(b"{") <= bounds.DEPTH and len(body) <= bounds.VALUES:
         return
     found = measure(body)
@@ -73,3 +87,31 @@ def check(body: bytes) -> None:
         raise ApiError(
             400, f"The body holds about {found.values} values: at most {bounds.VALUES} are read", code="too_many_values"
         )
+
+
+def json_refusal(text: bytes, error: Exception, noun: str = "body") -> ApiError:
+    """The refusal of `text` that a parser cannot read, or that has wrong types. Of half of a surrogate pair, which JSON
+    can write and no text can hold, parsers say misleading things: it is named, with its place."""
+    if isinstance(error, msgspec.ValidationError):
+        return bad_request(str(error))
+    try:
+        place = None if unwieldy(text) else _halved(json.loads(text))
+    except ValueError:
+        place = None
+    if place is None:
+        return bad_request(f"The {noun} is not valid JSON: {error}")
+    said = "half of a surrogate pair is no character: send both halves, or U+FFFD instead"
+    return bad_request(f"{place}: {said}".removeprefix(": "), param=place or None)
+
+
+def _halved(value: Any, place: str = "") -> str | None:
+    """The place of the first text that holds half of a surrogate pair; None where none does."""
+    if isinstance(value, str):
+        return place if _HALF.search(value) else None
+    if isinstance(value, dict):
+        if any(map(_HALF.search, value)):
+            return place
+        inner = [(f"{place}.{name[:64]}".removeprefix("."), one) for name, one in value.items()]
+    else:
+        inner = [(f"{place}[{at}]", one) for at, one in enumerate(value)] if isinstance(value, list) else []
+    return next((where for at, one in inner if (where := _halved(one, at)) is not None), None)

@@ -157,15 +157,23 @@ class EngineUnavailable(EngineError):
     """The engine does not answer, or failed while answering. Try again, or another engine.
 
     `status` is what it answered by HTTP, None where it answered nothing; `retry_after_s` when it wants to be asked
-    again, where it says so; `received`: bytes of an answer that cannot be used."""
+    again, where it says so; `received`: bytes of an answer that cannot be used; `words`: the error that it answered in
+    place of a reply, or ended one with."""
 
     def __init__(
-        self, message: str, *, status: int | None = None, retry_after_s: int | None = None, received: int = 0
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after_s: int | None = None,
+        received: int = 0,
+        words: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(f"{message}: {words}" if words else message)
         self.status = status
         self.retry_after_s = retry_after_s
         self.received = received
+        self.words = words
 
 
 class EngineTimeout(EngineError):

@@ -7,7 +7,8 @@ Invariants: of what is printed, only what rich itself makes (colours, cursor mov
 sequence; control characters (C0 but for newline and tab, DEL, C1) and characters that change the direction of text show
 as pictures, and so do halves of surrogate pairs, which no UTF-8 holds. JSON has escapes in their place, which is the
 same JSON; other data stays as it is, but for a terminal, which is shown pictures there too. Lines end at the
-width of a terminal alone: into a pipe or a file every value goes whole, on one line, however wide a table becomes."""
+width of a terminal alone: into a pipe or a file every value goes whole, on one line, however wide a table becomes, and
+each row of a `RowTable`, a break in a value written as \\n. No variable of the environment makes a terminal of them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any, Literal
 
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -99,6 +103,7 @@ class Terminal(Console):
         highlight: bool = True,
         record: bool = False,
     ) -> None:
+        self._forced = force_terminal
         super().__init__(
             file=file,
             stderr=stderr,
@@ -110,6 +115,11 @@ class Terminal(Console):
             record=record,
         )
         self._has_width = width is not None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody looks at it."""
+        return self.file.isatty() if self._forced is None else self._forced
 
     @property
     def size(self) -> ConsoleDimensions:
@@ -127,6 +137,41 @@ class Terminal(Console):
         """The segments of anything that can be printed; nested ones come through here, too."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean(segment.text), segment.style)
+
+
+class RowTable(Table):
+    """A table of texts, each row of which is one line where no terminal shows it."""
+
+    def add_column(self, header: RenderableType = "", *more: Any, **how: Any) -> None:
+        """One more column."""
+        super().add_column(TableCell(header), *more, **how)
+
+    def add_row(self, *cells: RenderableType | None, **how: Any) -> None:
+        """One more row."""
+        super().add_row(*(cell if cell is None else TableCell(cell) for cell in cells), **how)
+
+
+class TableCell:
+    """What stands in a cell: text in one line where no terminal shows it; anything else as it is."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        yield self._at(console)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._at(console))
+
+    def _at(self, console: Console) -> RenderableType:
+        content = self.content
+        if console.is_terminal or not isinstance(content, str | Text):
+            return content
+        if isinstance(content, str):
+            return content.replace("\n", "\\n")
+        line = content.copy()
+        line.plain = content.plain.replace("\n", "\\n")
+        return line
 
 
 class CleanFormatter(logging.Formatter):

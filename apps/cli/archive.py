@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Column, Table
+from rich.table import Column
 
 from millrace.apps.cli.context import call, console
-from millrace.infra.terminal import put_json
+from millrace.infra.terminal import RowTable, put_json
 
 
 def once(context: typer.Context) -> None:
@@ -39,7 +39,7 @@ def list_(
     if as_json:
         put_json([msgspec.to_builtins(shelf) for shelf in found])
         return
-    table = Table(
+    table = RowTable(
         Column("partition", no_wrap=True), "from", "to", "records", "bytes", "first", "last", "lost", box=None
     )
     for shelf in found:

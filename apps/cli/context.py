@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer import core
 
 from millrace.infra.errors import ConfigError, MillraceError
 from millrace.infra.process.loaders import find_modules_here
-from millrace.infra.terminal import CleanFormatter, Terminal
+from millrace.infra.terminal import PIPE_COLUMNS, CleanFormatter, Terminal
 
 if TYPE_CHECKING:
     from millrace.infra.config import Settings
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 console = Terminal()
 complain = Terminal(stderr=True)
+core.HAS_RICH = console.is_terminal and complain.is_terminal
+HELP_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+if not core.HAS_RICH:  # frames are for terminals: elsewhere each option is one line, whatever its help says
+    HELP_SETTINGS["terminal_width"] = PIPE_COLUMNS
+
+
+def in_help(text: str) -> str:
+    """Text as it is, without rich's markup where that is read."""
+    return _plain(text) if core.HAS_RICH else text
 
 
 @dataclass(slots=True)
@@ -77,7 +86,7 @@ def flags(pairs: list[str]) -> dict[str, str]:
     return out
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(core.TyperGroup):
     """Errors that are meant for the user are one line and exit code 1; anything else is a bug and shows its trace."""
 
     def invoke(self, ctx: Any) -> Any:

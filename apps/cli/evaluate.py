@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
 from millrace.infra.errors import BusError, ClaimError, ConfigError
-from millrace.infra.terminal import put_json
+from millrace.infra.terminal import RowTable, put_json
 
 
 def evaluate(
@@ -28,8 +27,8 @@ def evaluate(
         bool,
         typer.Option(
             "--gateway",
-            help="ask the configured gateway, through the agent of \\[rollout] if there is one; its answers are kept "
-            "as evaluation traffic",
+            help="ask the configured gateway, through the agent of the rollout settings if there is one; its answers "
+            "are kept as evaluation traffic",
         ),
     ] = False,
     samples: Annotated[int, typer.Option(min=1, help="answers to each prompt")] = 1,
@@ -39,7 +38,7 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token")] = 1.0,
     success: Annotated[float, typer.Option(help="reward from which an answer is right")] = 1.0,
     verifier: Annotated[
-        str, typer.Option(help="exact, math, judge, tests or module:function; default: that of \\[reward]")
+        str, typer.Option(help="exact, math, judge, tests or module:function; default: that of the reward settings")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="of every random choice")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what there is")] = None,
@@ -98,8 +97,8 @@ def _keep(settings: Settings, found: Any, gateway: bool) -> None:
         complain.print(f"The result is not recorded: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Any) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
+def _table(found: Any) -> RowTable:
+    table = RowTable(box=None, show_header=False, pad_edge=False)
     if found.version is not None:
         table.add_row("version", f"{found.version} of {found.policy}")
     else:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
+from typer import core
 
 from millrace.apps.cli import roles
-from millrace.apps.cli.context import CommandFlags, CommandGroup, console, entry, flags
+from millrace.apps.cli.context import HELP_SETTINGS, CommandFlags, CommandGroup, console, entry, flags
 
 HELP = """Millrace trains LLM agents from the stream of their own experience, on Apache Kafka.
 
 First:  [bold]millrace demo[/]  trains a tiny model before your eyes, kills included.
 
 Then:   [bold]millrace init[/], edit millrace.toml, [bold]millrace check[/], [bold]millrace up[/],
-        [bold]millrace policy create --model DIR[/], [bold]millrace status[/].
+[bold]millrace policy create --model DIR[/], [bold]millrace status[/].
 
 Settings come from millrace.toml, overridden by MILLRACE_SECTION__KEY, overridden by --set section.key=value.
 """
@@ -90,12 +92,12 @@ def _command(name: str, panel: str, place: str | None) -> Any:
 
 app = typer.Typer(
     cls=MainGroup,
-    help=HELP,
+    help=HELP if core.HAS_RICH else Text.from_markup(HELP).plain,
     rich_markup_mode="rich",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_SETTINGS,
 )
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
-from millrace.apps.cli.context import call, console, entry
+from millrace.apps.cli.context import call, console, entry, in_help
 from millrace.apps.cli.sql import AnswerFormat, answer, form_of
-from millrace.infra.terminal import put
+from millrace.infra.terminal import RowTable, put
 
 
 class Questions(TyperGroup):
@@ -41,10 +41,10 @@ ask = typer.Typer(
 @ask.callback()
 def listed(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        table = Table("question", "what it answers", "parameters", box=None, header_style="bold")
+        table = RowTable("question", "what it answers", "parameters", box=None, header_style="bold")
         for question in _questions():
             flags = [each.flag if each.default is None else f"[{each.flag}]" for each in question.parameters]
-            table.add_row(question.name, question.doc, _plain(" ".join(flag for flag in flags if flag != "--policy")))
+            table.add_row(question.name, question.doc, Text(" ".join(flag for flag in flags if flag != "--policy")))
         console.print(table)
         console.print(
             "\n`millrace ask NAME --help` explains one, --show-sql prints it; `millrace sql` asks anything else"
@@ -61,7 +61,7 @@ def _commands() -> dict[str, Any]:
     app = typer.Typer(rich_markup_mode="rich")
     for question in _questions():
         told = f"{question.doc}\n\n{question.more}" if question.more else question.doc
-        app.command(question.name, help=_plain(told))(_asking(question))
+        app.command(question.name, help=in_help(told))(_asking(question))
     made: Any = typer.main.get_group(app)
     return dict(made.commands)
 
@@ -106,7 +106,7 @@ def _default(parameter: Any) -> str:
 
 def _flag(name: str, kind: type, doc: str, *flags: str) -> inspect.Parameter:
     """An optional flag; what a question cannot do without it says itself, in a sentence."""
-    option = typer.Option(*flags, help=_plain(doc), show_default=False)
+    option = typer.Option(*flags, help=in_help(doc), show_default=False)
     wanted: Any = bool if kind is bool else kind | None
     return inspect.Parameter(
         name,
@@ -114,8 +114,3 @@ def _flag(name: str, kind: type, doc: str, *flags: str) -> inspect.Parameter:
         annotation=Annotated[wanted, option],
         default=False if kind is bool else None,
     )
-
-
-def _plain(text: str) -> str:
-    """Text as it is, without rich's markup."""
-    return text.replace("[", r"\[")

@@ -26,7 +26,7 @@ def prove(
     versions: Annotated[str, typer.Argument(metavar="VERSIONS", help="one (12), a range (10..20) or all")] = "",
     recorded: Annotated[
         bool,
-        typer.Option("--recorded", help="take the learner's configuration from the ledger instead of \\[learner]"),
+        typer.Option("--recorded", help="take the learner's configuration from the ledger instead of the settings"),
     ] = False,
     anyway: Annotated[
         bool,

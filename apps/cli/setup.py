@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Column
 
 from millrace.apps.cli.context import call, console
 from millrace.infra.config import FILE, Settings, masked
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import NAME
-from millrace.infra.terminal import put, put_json
+from millrace.infra.terminal import RowTable, put, put_json
 
 if TYPE_CHECKING:
     from millrace.apps.answers import Answer
@@ -146,7 +146,7 @@ def topics(
             ]
             put_json(shown)
             return
-        table = Table(Column("topic", no_wrap=True), "key", "partitions", "kept", "what", box=None, pad_edge=False)
+        table = RowTable(Column("topic", no_wrap=True), "key", "partitions", "kept", "what", box=None, pad_edge=False)
         for row, spec in settings.layout.topics():
             hours = int(spec.config.get("retention.ms", "-1")) // 3_600_000
             kept = "newest per key" if row.cleanup == "compact" else f"{hours} h" if hours > 0 else "for ever"

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from millrace.apps.cli.context import call, complain, console
 from millrace.apps.cli.selecting import query as query_of
 from millrace.infra import durable
 from millrace.infra.errors import ConfigError, WarehouseError
-from millrace.infra.terminal import put_bytes
+from millrace.infra.terminal import RowTable, put_bytes
 
 if TYPE_CHECKING:
     from millrace.consumers.warehouse.client import Asking
@@ -79,7 +77,7 @@ def sql(
 
     `millrace sql "SELECT version, count() FROM samples GROUP BY version ORDER BY version"`; SHOW TABLES lists the
     tables, DESCRIBE NAME says what its columns are. It asks the warehouse that runs, or opens its directory where none
-    runs. Limits of a query: \\[warehouse] query_seconds, query_memory_mb, query_rows."""
+    runs. Limits of a query: query_seconds, query_memory_mb and query_rows in the settings of the warehouse."""
     from millrace.consumers.warehouse.client import leave, open_asking
     from millrace.consumers.warehouse.statements import split
 
@@ -104,7 +102,7 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
     if form is AnswerFormat.TABLE:
         settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
-        rows, more = table(asking.ask(statement, AS_STRINGS, params, settings), console)
+        rows, more = table(asking.ask(statement, AS_STRINGS, params, settings))
         console.print(rows)
         if rows.columns and not rows.row_count:
             complain.print("the answer has no rows", style="dim", highlight=False)
@@ -121,24 +119,19 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
-def table(pieces: Iterator[bytes], screen: Console) -> tuple[Table, bool]:
-    """Rows for people, at most SHOWN, and whether there are more. Where the screen is a pipe, each row is one line.
-    pieces: lines of JSON: names, types, rows."""
+def table(pieces: Iterator[bytes]) -> tuple[RowTable, bool]:
+    """Rows for people, at most SHOWN, and whether there are more. pieces: lines of JSON: names, types, rows."""
     lines = b"".join(pieces).split(b"\n")[:-1]
     if len(lines) < 2:
-        return Table(box=None), False  # EXPLAIN and the like of nothing
+        return RowTable(box=None), False  # EXPLAIN and the like of nothing
     names, types = orjson.loads(lines[0]), orjson.loads(lines[1])
-    rows = Table(box=None, pad_edge=False)
-
-    def text(value: str) -> Text:
-        return Text(value if screen.is_terminal else value.replace("\n", "\\n"))
-
+    rows = RowTable(box=None, pad_edge=False)
     for name, kind in zip(names, types, strict=True):
         number = kind.startswith(NUMBERS)
-        rows.add_column(text(name), justify="right" if number else "left", overflow="fold")
+        rows.add_column(Text(name), justify="right" if number else "left", overflow="fold")
     for line in lines[2 : 2 + SHOWN]:
         cells = zip(orjson.loads(line), types, strict=True)
-        rows.add_row(*(text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
+        rows.add_row(*(Text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
     return rows, len(lines) - 2 > SHOWN
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from millrace.apps.cli.context import call, complain, console, entry
+from millrace.infra.terminal import RowTable
 
 
 def rebuild(
@@ -23,7 +23,7 @@ def rebuild(
     settings = call(context).settings()
     with complain.status("reading the log"):
         found = entry("millrace.consumers.warehouse.rebuild:rebuild")(settings, forget=forget)
-    table = Table("table", "rows before", "rows now", box=None, pad_edge=False)
+    table = RowTable("table", "rows before", "rows now", box=None, pad_edge=False)
     for name, (before, now) in found.items():
         table.add_row(name, str(before), str(now))
     console.print(table)

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from rich import box
 from rich.console import Group
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
 from millrace.consumers.audit.folds import production
@@ -19,7 +18,7 @@ from millrace.consumers.audit.walk import Watch
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Place
-from millrace.infra.terminal import PIPE_COLUMNS, Terminal, put_json
+from millrace.infra.terminal import PIPE_COLUMNS, RowTable, Terminal, put_json
 
 WIDE = 130
 """columns from which on laws are written out"""
@@ -100,7 +99,7 @@ def render(report: AuditReport, width: int = WIDE) -> Group:
     be checked, the violations with their records."""
     wide = width >= WIDE
     title = f"audit of policy {report.policy} in {report.namespace}: {sum(report.records.values()):,} records"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = RowTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.expand = width < PIPE_COLUMNS
     table.add_column("", width=1)
     table.add_column("law", no_wrap=True)
@@ -111,7 +110,7 @@ def render(report: AuditReport, width: int = WIDE) -> Group:
     table.add_column("found", style="dim", ratio=1, no_wrap=not wide, overflow="fold" if wide else "ellipsis")
     for finding in report.findings:
         table.add_row(*_row(finding, wide=wide))
-    parts: list[Table | Text] = [table]
+    parts: list[RowTable | Text] = [table]
     parts += [Text(f"note: {note}", style="dim") for note in report.notes]
     parts += [Text(f"note on {f.law}: {note}", style="dim") for f in report.findings for note in f.notes]
     for number, violation in enumerate(report.violations[:PRINT_LIMIT]):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from millrace.infra.log.base import Bus
@@ -24,6 +23,7 @@ from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.log.history.rows import Row
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.machine.supervisor import ProgramState
+from millrace.infra.terminal import RowTable
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, WorkerStatus
 
@@ -160,9 +160,9 @@ WIDE = 60
 """newest versions in the line of rewards"""
 
 
-def processes(states: Sequence[ProgramState]) -> Table:
+def processes(states: Sequence[ProgramState]) -> RowTable:
     """One row a program of this machine."""
-    table = Table("process", "state", "pid", "up", "ended", "says", box=None, pad_edge=False)
+    table = RowTable("process", "state", "pid", "up", "ended", "says", box=None, pad_edge=False)
     for one in states:
         state = Text("failing", "bold red") if one.failing else Text(one.state.lower(), COLOURS.get(one.state, ""))
         up = duration(one.up_s) if one.pid else ""
@@ -171,10 +171,10 @@ def processes(states: Sequence[ProgramState]) -> Table:
     return table
 
 
-def learning(watch: StatusWatch, target: int | None = None, asked: Mapping[str, Any] = NOTHING) -> Table:
+def learning(watch: StatusWatch, target: int | None = None, asked: Mapping[str, Any] = NOTHING) -> RowTable:
     """How the policy does; `target` is the version that it is to reach, if there is one; `asked` what the settings file
     asks for, by the name of the setting."""
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = RowTable(box=None, show_header=False, pad_edge=False)
     table.add_row("policy", watch.policy)
     table.add_row("version", _version(watch, target))
     if watch.versions:
@@ -230,9 +230,9 @@ def silent(watch: StatusWatch, now: Micros, states: Sequence[ProgramState]) -> d
     }
 
 
-def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> Table:
+def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> RowTable:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
-    table = Table("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
+    table = RowTable("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
     lapsed = silent(watch, now, states)
     for name, one in sorted(watch.workers.items()):
         if name in lapsed:

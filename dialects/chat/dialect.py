@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from millrace.dialects.answers import understood
+from millrace.dialects.answers import listed, mapping, numbers, understood
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.chat.reader import ChatReader
 from millrace.dialects.chat.request import ask_of, parse_any, parse_chat
@@ -17,6 +17,7 @@ from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.process.offload import SLICE
+from millrace.schemas import bounds
 
 
 class Chat(Dialect):
@@ -44,6 +45,21 @@ class Chat(Dialect):
 
     def streamed(self, call: WritableCall) -> ReplyStream:
         return ChatStream(call)
+
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        head = {name: value for name, value in response.items() if name not in ("choices", "usage")}
+        begun, ended = list[dict[str, Any]](), list[dict[str, Any]]()
+        choices = [choice for choice in listed(response.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
+        for index, choice in zip(numbers(choices), choices, strict=True):
+            choice = {**choice, "index": index}
+            delta = dict(mapping(choice.pop("message", None)))
+            if calls := listed(delta.get("tool_calls")):
+                delta["tool_calls"] = [{"index": place, **mapping(call)} for place, call in enumerate(calls)]
+            begun.append({**choice, "delta": delta, "finish_reason": None})
+            ended.append({"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")})
+        chunks: list[dict[str, Any]] = [{"choices": begun}, {"choices": ended, "usage": response.get("usage")}]
+        said = [StreamEvent("", orjson.dumps({**head, "object": "chat.completion.chunk", **one})) for one in chunks]
+        return [*said, DONE] if begun else []
 
     def error(self, error: ApiError) -> bytes:
         return error.body()

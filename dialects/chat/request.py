@@ -207,7 +207,7 @@ def parse_any(body: bytes) -> AnyChat:
     except msgspec.ValidationError:
         pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(str(error)) from None
+        raise shape.json_refusal(body, error) from None
     try:
         found = msgspec.json.decode(body, type=dict[str, Any])
         messages = found.get("messages")

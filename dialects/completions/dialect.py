@@ -112,6 +112,10 @@ class Completions(Dialect):
     def streamed(self, call: WritableCall) -> ReplyStream:
         return CompletionsStream(call)
 
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        choices = [{**choice, "index": at} for at, choice in numbered(response)] if self.wrote(response) else []
+        return [StreamEvent("", orjson.dumps({**response, "choices": choices})), DONE] if choices else []
+
     def error(self, error: ApiError) -> bytes:
         return error.body()
 

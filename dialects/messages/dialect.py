@@ -17,7 +17,7 @@ from millrace.dialects.answers import listed, mapping, text
 from millrace.dialects.base import Dialect, ReplyStream, SideRequest, SideRoute, StreamEvent
 from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece, Turn, messages_of
 from millrace.dialects.errors import ApiError
-from millrace.dialects.messages.reader import MessagesReader
+from millrace.dialects.messages.reader import PIECES, MessagesReader
 from millrace.dialects.messages.request import (
     NO_THREADS,
     MessagesRequest,
@@ -87,6 +87,30 @@ class Messages(Dialect):
 
     def streamed(self, call: WritableCall) -> ReplyStream:
         return MessagesStream(call)
+
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        if not self.wrote(response):
+            return []
+        end = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
+        events: list[dict[str, Any]] = [
+            {"type": "message_start", "message": {**response, "content": [], **dict.fromkeys(end)}}
+        ]
+        for at, block in enumerate(map(mapping, response["content"])):
+            said = {kind: block[part] for kind, part in PIECES.items() if isinstance(block.get(part), str)}
+            begun = {**block, **{PIECES[kind]: "" for kind in said}}
+            if isinstance(block.get("input"), dict):
+                begun["input"] = {}
+                said["input_json_delta"] = orjson.dumps(block["input"]).decode()
+            events.append({"type": "content_block_start", "index": at, "content_block": begun})
+            for kind, piece in said.items():
+                delta = {"type": kind, PIECES[kind]: piece}
+                events.append({"type": "content_block_delta", "index": at, "delta": delta})
+            events.append({"type": "content_block_stop", "index": at})
+        events += [
+            {"type": "message_delta", "delta": end, "usage": mapping(response.get("usage"))},
+            {"type": "message_stop"},
+        ]
+        return [StreamEvent(event["type"], orjson.dumps(event)) for event in events]
 
     def error(self, error: ApiError) -> bytes:
         kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")

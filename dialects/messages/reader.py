@@ -95,7 +95,6 @@ class AssembledMessages(ReplyEvents):
                     usage = self._head["usage"] = {}
                 usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
             case "error":
-                self.closing = True
                 self._end["stop_reason"] = ABORT
         return True
 

@@ -11,12 +11,14 @@ from typing import Any
 import orjson
 
 from millrace.dialects import shape
+from millrace.dialects.answers import error_in
 from millrace.schemas import bounds
 
 LARGEST = 8 << 20
 """bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
 DONE = b"[DONE]"
 """the data of the event with which streams of OpenAI's older APIs end"""
+NO_WORDS = "an error without a message"
 OTHERS = (b":", b"event:", b"id:", b"retry:")
 """how lines of events begin that say nothing of a reply"""
 
@@ -34,6 +36,8 @@ class ReplyEvents(ABC):
         self.size = 0
         self.closing = False
         """whether an event said that the reply, or one of its choices, is at its end: any event may be the last"""
+        self.error = ""
+        """the error that ended the stream, in its server's words"""
         self._rest = bytearray()
         self._long = False
         """whether the line whose beginning came is too long, and passed over"""
@@ -87,7 +91,11 @@ class ReplyEvents(ABC):
             event = orjson.loads(data)
         except orjson.JSONDecodeError:
             return False
-        return isinstance(event, dict) and self.take(event)
+        if not isinstance(event, dict):
+            return False
+        if event.get("error") or event.get("type") == "error":
+            self.error, self.closing = error_in(event) or NO_WORDS, True
+        return self.take(event)
 
     @abstractmethod
     def take(self, event: dict[str, Any]) -> bool:

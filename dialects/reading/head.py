@@ -82,12 +82,10 @@ def read_head(body: bytes) -> RequestHead:
         members = _members.decode(body)
         # Each once more: what is skipped is looked at by nobody, and may be no text of JSON.
         return RequestHead(**{name: _value(getattr(members, name)) for name in FIELDS})
-    except msgspec.ValidationError as error:
-        raise bad_request(str(error)) from None
     except RecursionError:
         raise bad_request("The body nests too deep to be read", code="too_deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
+        raise shape.json_refusal(body, error) from None
 
 
 def _value(raw: msgspec.Raw) -> Any:
@@ -104,7 +102,7 @@ def renamed(body: bytes, model: str) -> bytes:
     try:
         members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
+        raise shape.json_refusal(body, error) from None
     return msgspec.json.encode({**members, "model": model})
 
 

@@ -164,8 +164,11 @@ class ChatTokenizer:
             if not add_special_tokens:
                 return self.segments.encode(text)
             ids: list[int] = self.core.encode(text, add_special_tokens=True).ids
-        except (TypeError, UnicodeEncodeError) as error:  # half a surrogate pair, out of the JSON of a tool call
-            raise RenderError(f"the text of these messages is no Unicode: {error}") from error
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RenderError(
+                "half of a surrogate pair, in the JSON of a tool call's arguments, is no character: send both halves, "
+                "or U+FFFD instead"
+            ) from error
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:

@@ -37,7 +37,7 @@ from millrace.dialects.responses.expand import (
     to_store,
 )
 from millrace.dialects.responses.items import page
-from millrace.dialects.responses.reader import ResponsesReader
+from millrace.dialects.responses.reader import ENDS, ResponsesReader
 from millrace.dialects.responses.request import (
     ResponsesRequest,
     ask_of,
@@ -54,6 +54,11 @@ from millrace.infra.process.offload import aside
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
 UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """why a response is incomplete, by OpenAI's finish reason of chat completions"""
+PARTS = {
+    "message": ("content", "content_part", "output_text", "content_index"),
+    "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text", "summary_index"),
+}
+"""by the type of an item that has parts with text: their field, and the words for them in events"""
 Item = dict[str, Any]
 
 
@@ -134,6 +139,18 @@ class Responses(Dialect):
     def streamed(self, call: WritableCall) -> ReplyStream:
         return ResponsesStream(call)
 
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        if not self.wrote(response):
+            return []
+        begun = {**response, "status": "in_progress", "output": [], "usage": None}
+        events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+        for at, item in enumerate(map(mapping, response["output"])):
+            events += [{"type": f"response.{event.pop('kind')}", "output_index": at, **event} for event in _told(item)]
+        end = f"response.{response.get('status')}"
+        events.append({"type": end if end in ENDS else "response.completed", "response": response})
+        numbered = [{"sequence_number": number, **event} for number, event in enumerate(events)]
+        return [StreamEvent(event["type"], orjson.dumps(event)) for event in numbered]
+
     def error(self, error: ApiError) -> bytes:
         return error.body()
 
@@ -152,6 +169,28 @@ class Responses(Dialect):
         messages = messages_of(turns_of(asked, strict=False), strict=False)
         tools = tools_of(asked.tools, strict=False)
         return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
+
+
+def _told(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The events that say an item that is whole: its texts and its arguments in one piece each."""
+    out: list[dict[str, Any]] = []
+    empty, of = dict(item), {"item_id": item.get("id")}
+    kind = text(item.get("type"))
+    if kind == "function_call" and (said := text(item.get("arguments"))) is not None:
+        empty["arguments"] = ""
+        out.append({"kind": "function_call_arguments.delta", **of, "delta": said})
+        out.append({"kind": "function_call_arguments.done", **of, "arguments": said})
+    if kind in PARTS:
+        field, noun, named, index = PARTS[kind]
+        empty[field] = []
+        for at, part in enumerate(map(mapping, listed(item.get(field)))):
+            of[index], said = at, text(part.get("text"))
+            out.append({"kind": f"{noun}.added", **of, "part": {**part, "text": ""} if said else part})
+            if said:
+                out.append({"kind": f"{named}.delta", **of, "delta": said})
+                out.append({"kind": f"{named}.done", **of, "text": said})
+            out.append({"kind": f"{noun}.done", **of, "part": part})
+    return [{"kind": "output_item.added", "item": empty}, *out, {"kind": "output_item.done", "item": item}]
 
 
 def _unknown(asking: SideRequest) -> ApiError:

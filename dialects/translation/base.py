@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import orjson
-
 from millrace.dialects import shape
-from millrace.dialects.answers import WholeAnswer, mapping, text
+from millrace.dialects.answers import WholeAnswer, error_in
 from millrace.dialects.base import Dialect
 from millrace.dialects.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, unsupported
 from millrace.dialects.reading.events import ReplyEvents
@@ -27,13 +25,12 @@ from millrace.dialects.reading.reader import ROOT
 @dataclass
 class ReplyFacts:
     """What an upstream says of a reply beside its parts. `usage`: tokens of prompt, completion and cache; `finish`:
-    OpenAI's finish reason; `stop`: the stop string that ended it; `failed`: the error that ended it, in its words."""
+    OpenAI's finish reason; `stop`: the stop string that ended it."""
 
     id: str = ""
     usage: tuple[int, int, int] = (0, 0, 0)
     finish: str | None = None
     stop: str | None = None
-    failed: str | None = None
 
 
 class ReplyListener(ReplyEvents):
@@ -89,12 +86,7 @@ class Translator(ABC):
 
     def error(self, body: bytes) -> str:
         """What a refusal says, "" for one in no known shape."""
-        try:
-            found = {} if shape.unwieldy(body) else orjson.loads(body)
-        except orjson.JSONDecodeError:
-            return ""
-        said = mapping(found).get("error")
-        return text(said) or text(mapping(said).get("message")) or text(mapping(found).get("message")) or ""
+        return error_in(shape.object_in(body) or {})
 
 
 def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:

@@ -77,9 +77,6 @@ class ChatListener(ReplyListener):
 
     def take(self, event: dict[str, Any]) -> bool:
         told = self.told
-        if error := event.get("error"):
-            told.failed = text(mapping(error).get("message")) or text(error) or "an error"
-            return True
         told.id = told.id or name(event.get("id")) or ""
         if mapping(event.get("usage")):
             told.usage = counts(event)

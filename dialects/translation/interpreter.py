@@ -14,6 +14,7 @@ import orjson
 
 from millrace.dialects import all as dialects
 from millrace.dialects import shape
+from millrace.dialects.answers import error_in
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError
@@ -77,19 +78,19 @@ class Interpreter(TextServer):
         return self._translator.path, sent, {**named, **self._translator.headers}
 
     def _whole(self, ask: Ask, body: bytes) -> bytes:
-        try:
-            found = None if shape.unwieldy(body) else orjson.loads(body)
-        except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict) or dialects.writer_of(found) is not self._translator.dialect:
+        found = shape.object_in(body)
+        words = error_in(found or {})
+        if found is None or dialects.writer_of(found) is not self._translator.dialect:
             said = f"{self.base_url} gave an answer that is none of {self._translator.name}"
-            raise EngineUnavailable(said, status=200, received=len(body))
+            raise EngineUnavailable(said, status=200, received=len(body), words=words)
         try:
             answer, stop = self._translator.whole(found)
         except EngineUnavailable as error:
-            raise EngineUnavailable(f"{self.base_url}: {error}", status=200, received=len(body)) from None
+            said = f"{self.base_url} gave a reply that failed"
+            raise EngineUnavailable(said, status=200, received=len(body), words=error.words) from None
         if not answer.choices:
-            raise EngineUnavailable(f"{self.base_url} gave an answer without a reply", status=200, received=len(body))
+            said = f"{self.base_url} gave an answer without a reply"
+            raise EngineUnavailable(said, status=200, received=len(body), words=words)
         told = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
         call = TranslatedCall(ask, self._spoken.prefix, told)
         call.choice.say(parts_of(answer))
@@ -131,7 +132,7 @@ class InterpretedReply(StreamedReply):
         call = TranslatedCall(self._ask, self._spoken.prefix, listener.told)
         writer: ReplyStream | None = None  # made when the upstream has said its id
         url, size = self._interpreter.base_url, 0
-        async for data in self._answer.chunks():
+        async for data in self._translator.dialect.as_stream(self._answer.chunks()):
             size += len(data)
             if size > bounds.REPLY_BYTES:
                 raise EngineUnavailable(f"{url} streams more than {bounds.REPLY_BYTES} bytes")
@@ -142,8 +143,8 @@ class InterpretedReply(StreamedReply):
                         yield _told(events)
                 if len(data) > PIECE:
                     await asyncio.sleep(0)  # others have their turn
-            if listener.told.failed is not None:
-                raise EngineUnavailable(f"{url} ended its answer with an error: {listener.told.failed}")
+            if listener.error:
+                raise EngineUnavailable(f"{url} ended its answer with an error", words=listener.error)
             if listener.unread:
                 name = self._translator.name
                 raise EngineUnavailable(f"{url} sent an event that is none of {name}, or is beyond the limits")

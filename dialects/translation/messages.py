@@ -105,8 +105,6 @@ class MessagesListener(ReplyListener):
             case "message_stop":
                 self._stop()
                 self.closing = True
-            case "error":
-                self.told.failed = text(mapping(event.get("error")).get("message")) or "an error"
         return True
 
     def _count(self, usage: Any) -> None:

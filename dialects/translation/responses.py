@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.dialects.all import RESPONSES, reader
-from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, text
+from millrace.dialects.answers import WholeAnswer, arguments_text, error_in, mapping, name, text
 from millrace.dialects.conversation import (
     Ask,
     Forced,
@@ -19,6 +19,7 @@ from millrace.dialects.conversation import (
     ToolUse,
     Turn,
 )
+from millrace.dialects.reading.events import NO_WORDS
 from millrace.dialects.responses.reader import ENDS
 from millrace.dialects.translation.base import ReplyListener, Translator, functions, refuse
 from millrace.dialects.translation.media import to_responses
@@ -64,7 +65,7 @@ class ToResponses(Translator):
 
     def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
         if found.get("status") in FAILED:
-            raise EngineUnavailable(f"the upstream's response failed: {_why(found)}", status=200)
+            raise EngineUnavailable("the response failed", status=200, words=_why(found))
         return reader(RESPONSES).understood(found), None
 
     def listener(self) -> ReplyListener:
@@ -89,8 +90,6 @@ class ResponsesListener(ReplyListener):
             self.told.id = name(mapping(event.get("response")).get("id")) or ""
         elif kind in ENDS:
             self._end(mapping(event.get("response")))
-        elif kind == "error":
-            self.told.failed = text(event.get("message")) or "an error"
         return True
 
     def _say(self, kind: type[Text] | type[Thinking], event: Mapping[str, Any]) -> None:
@@ -102,12 +101,12 @@ class ResponsesListener(ReplyListener):
         self.told.usage, self.told.finish = answer.usage, answer.choices[0].finish
         self.closing = True
         if response.get("status") in FAILED:
-            self.told.failed = _why(response)
+            self.error = _why(response)
 
 
 def _why(response: Mapping[str, Any]) -> str:
     """Why a response failed, in the upstream's words."""
-    return text(mapping(response.get("error")).get("message")) or "it does not say why"
+    return error_in(response) or NO_WORDS
 
 
 def _items(turn: Turn) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
+from millrace.dialects import shape
 from millrace.dialects.base import Dialect
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.process.offload import aside
@@ -194,7 +195,7 @@ def request_of(frame: bytes) -> bytes:
         members = msgspec.json.decode(frame, type=dict[str, msgspec.Raw])
         kind = msgspec.json.decode(members.pop("type", b"null"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"The frame is not valid JSON: {error}") from None
+        raise shape.json_refusal(frame, error, "frame") from None
     if kind != CREATE:
         raise bad_request(f"type: only {CREATE} is served on this socket", param="type", code="unsupported_event")
     return msgspec.json.encode({**members, "stream": True})

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from rich.console import Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.infra.terminal import CleanFormatter, Terminal, clean, escaped, put, put_bytes, put_json
+from millrace.infra.terminal import CleanFormatter, RowTable, Terminal, clean, escaped, put, put_bytes, put_json
 from tests.support.house import ROOMS
 
 ROOT = Path(__file__).parents[2]
@@ -172,7 +172,8 @@ CLEANED = {"producers/intake/run.py": "os.write"}
 
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - {"schemas"}))
 def test_there_is_no_other_way_to_a_terminal(room: str) -> None:
-    """Whoever prints what is in the log does so through `Terminal`, `put`, `put_json`, `put_bytes` or a logger."""
+    """Whoever prints what is in the log does so through `Terminal` (its tables are `RowTable`s), `put`, `put_json`,
+    `put_bytes` or a logger."""
     for path in (ROOT / room).rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         if name != "infra/terminal.py" and name not in BUILDING:
@@ -194,6 +195,7 @@ def test_there_is_no_other_way_to_a_terminal(room: str) -> None:
         "logging.basicConfig(level=1)",
         "logging.StreamHandler().setFormatter(logging.Formatter())",
         "rich.print(x)",
+        "Table(box=None)",
     ],
 )
 def test_another_way_is_found(code: str) -> None:
@@ -201,7 +203,7 @@ def test_another_way_is_found(code: str) -> None:
 
 
 def ways(code: str) -> Iterator[str]:
-    """What in this code writes to a terminal past `Terminal` and `put`."""
+    """What in this code writes to a terminal past `Terminal`, `RowTable` and `put`."""
     tree = ast.parse(code)
     for node in ast.walk(tree):
         text = ast.unparse(node)
@@ -210,6 +212,8 @@ def ways(code: str) -> Iterator[str]:
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in ("Console", "print", "rich.print") or re.fullmatch(r"(typer|click)\.s?echo", called):
+                yield called
+            if called in ("Table", "rich.table.Table"):
                 yield called
             if called == "os.write" and isinstance(node.args[0], ast.Constant):
                 yield called
@@ -222,6 +226,8 @@ def ways(code: str) -> Iterator[str]:
 CELL = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp", "Mn", "Me", "Cf"]), max_size=300
 )
+BROKEN = st.lists(CELL, min_size=1, max_size=3).map("\n".join)
+"""the same with line breaks"""
 ROWS = st.integers(1, 6).flatmap(lambda width: st.lists(st.lists(CELL, min_size=width, max_size=width), min_size=1))
 
 
@@ -241,6 +247,41 @@ def test_what_is_no_terminal_gets_every_value_whole_on_one_line(rows: list[list[
         drawn = lines[len(lines) - len(rows) :]
         assert all(cell.rstrip() in line for row, line in zip(rows, drawn, strict=True) for cell in row)
         assert len(lines) == len(rows) + (thing is not made)
+
+
+@given(st.lists(st.lists(BROKEN, min_size=2, max_size=2), min_size=1), st.sampled_from(["fold", "ellipsis", "crop"]))
+def test_a_row_of_texts_is_one_line_where_no_terminal_shows_it(rows: list[list[str]], cut: Any) -> None:
+    made, shown = RowTable(box=None, pad_edge=False), RowTable(Column("head"), "more", box=None)
+    for name in rows[0]:
+        made.add_column(Text(name), overflow=cut)
+    for first, second in rows[1:]:
+        made.add_row(Text(first, "red"), Text(second))
+        shown.add_row(first.replace("[", "("), None)
+    for thing in (made, Group("", made)):
+        out = io.StringIO()
+        Terminal(file=out).print(thing, shown)
+        lines = out.getvalue().split("\n")
+        drawn = lines[thing is not made :][: len(rows)]
+        assert all(
+            cell.replace("\n", "\\n").rstrip() in line for row, line in zip(rows, drawn, strict=True) for cell in row
+        )
+        assert len(lines) == 2 * len(rows) + 1 + (thing is not made)
+    screen = io.StringIO()
+    Terminal(file=screen, width=2000, force_terminal=True, no_color=True).print(shown)
+    assert screen.getvalue().count("\n") == 1 + sum(first.count("\n") + 1 for first, _ in rows[1:])
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS", "CLICOLOR_FORCE", "COLUMNS"])
+def test_no_variable_makes_a_terminal_of_a_pipe(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    out = io.StringIO()
+    terminal = Terminal(file=out)
+    terminal.print(Text("so on and " * 50, style="red"), markup=False)
+    with Live(table("x"), console=terminal, auto_refresh=False):
+        pass
+    assert not terminal.is_terminal
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().startswith("so on and " * 50)
 
 
 @given(CELL)

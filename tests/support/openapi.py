@@ -34,7 +34,7 @@ SAID = {
     "embeddings": "Embeddings as OpenAI's, by an upstream: request and answer pass unaltered",
     "models": "The policies that this gateway serves, their versions, and models of upstreams",
     "model": "One of them, by its name",
-    "health": "Whether events are taken, and whether an engine is known; more of it to who has a key",
+    "health": "Whether events are taken and an engine is known; more of it, of its own tenant, to who has a key",
     "start": "Begin an episode",
     "sessions": "The episodes that clients gave a name (`?name=`), the newest last",
     "reward": "Judge an episode, or one reply of it",

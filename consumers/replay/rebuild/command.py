@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from millrace.consumers.audit.command import progress, spot
@@ -20,7 +19,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import full_name
-from millrace.infra.terminal import Terminal, put_json
+from millrace.infra.terminal import RowTable, Terminal, put_json
 
 SHOWN = 10
 """differences printed in full"""
@@ -89,7 +88,7 @@ def as_values(report: RebuildReport) -> dict[str, Any]:
 
 def show(console: Terminal, report: RebuildReport, out: Path | None) -> None:
     """The table, what is refused, the first differences, and the verdict."""
-    table = Table(
+    table = RowTable(
         box=box.SIMPLE_HEAD, pad_edge=False, title=f"{report.turns:,} turns folded again", title_justify="left"
     )
     table.add_column("topic", no_wrap=True)

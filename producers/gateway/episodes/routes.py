@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from millrace.dialects.errors import ApiError
+from millrace.infra.config.keys import WORKERS
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.policies import SERVED
 from millrace.producers.gateway.episodes.service import Episodes
@@ -72,33 +73,30 @@ class EpisodeRoutes:
         policies = gateway.engines.standing()
         status = "capture down" if down is not None else _overall(policies)
         try:
-            enter(request, gateway.callers)
+            _, caller = enter(request, gateway.callers)
         except ApiError:
             return json_of({"status": status})  # a load balancer has no key; what is behind is not its business
-        log = recorder.log
-        engines = {
-            target.url: {"version": target.version, "running": target.running}
-            for served in gateway.engines.served.values()
-            for target in served.fleet.targets.values()
-        }
-        sessions = gateway.sessions
-        state = {
+        sessions, log = gateway.sessions, recorder.log
+        targets = [one for served in gateway.engines.served.values() for one in served.fleet.targets.values()]
+        state: dict[str, Any] = {
             "status": status,
             "policies": policies,
-            "sessions": len(sessions.live),
-            "unreadable": len(sessions.unreadable),
+            "sessions": sessions.count[caller.tenant],
+            "engines": {target.url: {"version": target.version} for target in targets},
+            "capture": "required" if recorder.required else "best-effort",
         }
-        return json_of(
-            {
-                **state,
-                "engines": engines,
-                "capture": "required" if recorder.required else "best-effort",
+        # What all tenants do together is for who runs the gateway, and for one that has it to itself.
+        if caller.granted or len({*gateway.options.keys.values()} - {WORKERS}) <= 1:
+            state |= {
+                "sessions": len(sessions.live),
+                "unreadable": len(sessions.unreadable),
+                "engines": {target.url: {"version": target.version, "running": target.running} for target in targets},
                 "lost": recorder.lost,
                 "captured": log.end,
                 "forwarded": log.acked,
                 "waiting_bytes": log.waiting,
             }
-        )
+        return json_of(state)
 
 
 def _overall(policies: Mapping[str, str]) -> str:

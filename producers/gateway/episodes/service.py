@@ -66,7 +66,7 @@ def _decoded(kind: type[T], body: bytes) -> T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(str(error)) from None
+        raise shape.json_refusal(body, error) from None
 
 
 def _group(wanted: StartIn) -> str | None:

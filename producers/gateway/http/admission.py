@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -97,9 +97,17 @@ class Visit:
         self._counted = self._counted or self._intake.enter(caller)
         return caller
 
-    async def body(self, request: Request) -> bytes:
-        """The whole body. Raises ApiError as soon as it is known to be too large, too slow, or one too many."""
+    async def body(self, request: Request, encodings: Collection[str] = ()) -> bytes:
+        """The whole body, as it came: plain, or in one of `encodings`. Raises ApiError as soon as it is known to be in
+        another, too large, too slow, or one too many."""
         intake, options = self._intake, self._intake.options
+        if (encoding := encoding_of(request.headers)) and encoding not in encodings:
+            ways = ", ".join(("as it is, without the header", *encodings))
+            raise ApiError(
+                415,
+                f"A body in content-encoding {encoding[:40]!r} is not read here: send it {ways}",
+                code="unsupported_encoding",
+            )
         limit = options.max_body_bytes
         too_large = ApiError(413, f"The request is larger than {limit} bytes", code="request_too_large")
         length = request.headers.get("content-length", "")
@@ -161,6 +169,12 @@ class Visit:
         self._counted = []
         if self._watch is not None:
             self._watch.cancel()
+
+
+def encoding_of(headers: Headers) -> str:
+    """How a body is compressed, "" for one that is not."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    return "" if encoding == "identity" else encoding
 
 
 async def discard(receive: Receive) -> None:

@@ -72,5 +72,6 @@ def _unforeseen(request: Request, error: BaseException) -> ApiError:
         return ApiError(503, said, type="server_error", code="cut_off")
     if not isinstance(error, Exception):
         raise error
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    id = request.headers.get("x-request-id", "")
+    logger.error("%s %s failed (x-request-id: %s)", request.method, request.url.path, id, exc_info=error)
     return ApiError(500, "The gateway failed: see its log", type="server_error", code="internal")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import resource
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
@@ -29,6 +30,7 @@ from millrace.infra.errors import ServiceError
 from millrace.producers.gateway.http import session_path
 from millrace.producers.gateway.http.admission import discard
 from millrace.schemas import bounds
+from millrace.schemas.ids import new_id
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +45,27 @@ OTHER_FILES = 1024
 LOOK_S = 1.0
 WARN_S = 60.0
 FILES = "/proc/self/fd"
+REQUEST_ID = b"x-request-id"
+_ID = re.compile(rb"[!-~]{1,128}")
 STARTING = "The gateway is starting: try again"
 T = TypeVar("T")
+
+
+def with_id(scope: Scope, send: Send) -> Send:
+    """`send` for a request whose answer gets an id: the client's own, where that is one, or a new one. The request has
+    it then too, for logs, for the process that answers and for upstreams that may have it. An upstream's own stays."""
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    id = dict(headers).get(REQUEST_ID, b"")
+    if not _ID.fullmatch(id):
+        id = new_id().encode()
+        scope["headers"] = [*[one for one in headers if one[0] != REQUEST_ID], (REQUEST_ID, id)]
+
+    def answer(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start" and REQUEST_ID not in dict(message["headers"]):
+            message["headers"] = [*message["headers"], (REQUEST_ID, id)]
+        return send(message)
+
+    return answer
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +106,7 @@ class Listener:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             assert self._app is not None
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, with_id(scope, send) if scope["type"] == "http" else send)
 
         self._open(make_server(app, self._most, host, port))
 

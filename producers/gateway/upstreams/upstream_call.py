@@ -148,14 +148,17 @@ class UpstreamCall(Call):
 
     def stream_head(self) -> WholeReply | None:
         assert self.stream is not None
-        return WholeReply(b"", self.stream.status, self.stream.headers)
+        headers = dict(self.stream.headers)
+        if "json" in headers.get("content-type", ""):  # what is said all the same becomes a stream: `as_stream`
+            headers["content-type"] = "text/event-stream"
+        return WholeReply(b"", self.stream.status, headers)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         # Whole events only, so that an error event can follow any of them; what may be the last waits until more comes.
         assert self.stream is not None
         try:
             async with self.stream as answer:
-                async for part in answer.chunks():
+                async for part in self.dialect.as_stream(answer.chunks()):
                     self.first = self.first or time.perf_counter()
                     for at in range(0, len(part), PIECE):
                         self._events.feed(part[at : at + PIECE])
@@ -175,6 +178,8 @@ class UpstreamCall(Call):
             raise self._failure(error) from error
 
     async def close(self) -> None:
+        if self._events.error:
+            logger.warning("a call of %s was ended by its upstream: %s", self.session.id, self._events.error)
         self.facts = await aside(self._events.size, self._facts_so_far)
 
     def rest(self) -> bytes:

@@ -59,25 +59,15 @@ class UpstreamRoutes:
         self.upstreams = upstreams
 
     async def routed(self, dialect: Dialect, body: bytes) -> Routed | None:
-        """Where a request goes; None: to the engines. Raises ApiError 400 for what is no request for an upstream, and
-        404 for a model that nobody answers in this API."""
+        """Where a request goes; None: to the engines. Raises ApiError 400 for what is no JSON object, and 404 for a
+        model that nobody answers in this API."""
         found = await self._fitting(dialect.name, body)
         return None if found is None else Routed(*found, reader(dialect), dialect)
 
     async def _fitting(self, api: str, body: bytes) -> tuple[RouteRule, RequestHead] | None:
-        head: RequestHead | None = None
-        unread: ApiError | None = None
-        try:
-            head = await aside(len(body), read_head, body)
-        except ApiError as error:
-            unread = error
-        rule = self.upstreams.route(self._gateway.policies, head.name if head is not None else "", api)
-        if rule is None:
-            return None
-        if head is None:
-            assert unread is not None
-            raise unread
-        return rule, head
+        head = await aside(len(body), read_head, body)
+        rule = self.upstreams.route(self._gateway.policies, head.name, api)
+        return None if rule is None else (rule, head)
 
     async def prepare(
         self, caller: Caller, headers: Mapping[str, str], body: bytes, routed: Routed, query: str

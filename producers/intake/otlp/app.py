@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.dialects.errors import ApiError
 from millrace.infra import telemetry
 from millrace.producers.capture.log import LogFull
-from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.admission import Intake, Visit, check_origin, encoding_of
 from millrace.producers.gateway.http.callers import Caller, digest, key_of
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.intake.otlp.receiver import OtlpReceiver
-from millrace.producers.intake.otlp.request import JSON, LOGS, PROTOBUF, TRACES, BadBody, SpanBatch, read
+from millrace.producers.intake.otlp.request import ENCODINGS, JSON, LOGS, PROTOBUF, TRACES, BadBody, SpanBatch, read
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,7 @@ class OtlpEndpoint:
         visit.enter(Caller(tenant, None))
         if media not in (JSON, PROTOBUF):
             raise ApiError(415, f"The content-type must be {PROTOBUF} or {JSON}")
-        encoding = request.headers.get("content-encoding", "").strip().lower()
-        body = await visit.body(request)
+        encoding, body = encoding_of(request.headers), await visit.body(request, ENCODINGS)
         try:
             async with self._reading:
                 batch = await asyncio.to_thread(self._take, tenant, signal, media, encoding, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import socket
 import subprocess
@@ -36,6 +37,19 @@ run = CliRunner().invoke
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("export", "--help"), ("replay", "prove", "--help"), ("ask", "--help")])
+def test_help_in_a_pipe_is_drawn_for_no_terminal(words: tuple[str, ...]) -> None:
+    variables = {"FORCE_COLOR": "1", "GITHUB_ACTIONS": "1", "COLUMNS": "40", "TERMINAL_WIDTH": "40"}
+    command = [sys.executable, "-m", "millrace.apps.cli.main", *words]
+    got = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
+    said = got.stdout
+    assert got.returncode == 0, got.stderr
+    assert not re.search(r"[\x1b\u2500-\u257f]|\\\[|\[/?bold", said)
+    assert "Show this message and exit." in said
+    items = said.partition("\nOptions:\n")[2].replace("\n\nCommands:", "").split("\n")
+    assert all(re.match(r"  (-|[a-z])", item) for item in items if item), "each option is one line"
 
 
 def test_help_names_every_command() -> None:

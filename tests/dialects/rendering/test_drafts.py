@@ -157,48 +157,64 @@ def stream(api: str, renderer: Any, text: str, size: int) -> tuple[list[dict[str
     return events, orjson.loads(dialect.record(call, choice))
 
 
-def calls_of(api: str, response: dict[str, Any]) -> list[tuple[str, str, str]]:
+def said_of(api: str, response: dict[str, Any]) -> tuple[str, dict[str, str]]:
+    """The text of a recorded reply, and the arguments of its calls by their ids."""
     (reply,) = named(api).read(b'{"messages":[],"input":[]}', response).replies.values()
-    return [
-        (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in reply.get("tool_calls", ())
-    ]
+    calls = {call["id"]: call["function"]["arguments"] for call in reply.get("tool_calls", ())}
+    assert len(calls) == len(reply.get("tool_calls", ()))
+    return reply["content"] or "", calls
+
+
+def streamed_calls(api: str, events: list[dict[str, Any]]) -> dict[str, str]:
+    """What a client joins to the arguments of each call that began, by its id."""
+    ids: dict[int, str] = {}
+    made: dict[str, str] = {}
+    for event in events:
+        begun: list[tuple[int, str]] = []
+        pieces: list[tuple[int, str]] = []
+        if api == "chat":
+            deltas = [call for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())]
+            begun = [(call["index"], call["id"]) for call in deltas if "id" in call]
+            pieces = [(call["index"], call["function"]["arguments"]) for call in deltas]
+        elif event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            begun = [(event["index"], event["content_block"]["id"])]
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            pieces = [(event["index"], event["delta"]["partial_json"])]
+        elif event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
+            begun = [(event["output_index"], event["item"]["call_id"])]
+        elif event["type"] == "response.function_call_arguments.delta":
+            pieces = [(event["output_index"], event["delta"])]
+        for index, id in begun:
+            assert id not in made
+            ids[index], made[id] = id, ""
+        for index, piece in pieces:
+            made[ids[index]] += piece
+    return made
 
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
 def test_a_stream_puts_together_the_calls_of_the_whole_reply(form: tuple[Any, Any], api: str) -> None:
     renderer, replies = form
+    counted = {"whole": 0, "broken": 0}
 
     @laws
     @given(text=replies, size=st.integers(1, 40))
     def law(text: str, size: int) -> None:
         events, response = stream(api, renderer, text, size)
-        made: dict[Any, list[str]] = {}
-        for event in events:
-            if api == "chat":
-                for delta in (call for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())):
-                    made.setdefault(delta["index"], []).append(delta["function"]["arguments"])
-            elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
-                made.setdefault(event["index"], []).append(event["delta"]["partial_json"])
-            elif event["type"] == "response.function_call_arguments.delta":
-                made.setdefault(event["output_index"], []).append(event["delta"])
-        calls = calls_of(api, response)
-        joined = ["".join(pieces) for pieces in made.values()]
-        if api == "messages":  # whole they are JSON of the input
-            assert [json.loads(text) for *_, text in calls] == [
-                json.loads(text) for text in joined if _sound(text)
-            ] or len(joined) > len(calls)
-        else:
-            assert [text for *_, text in calls] == [text for text in joined if text in {text for *_, text in calls}]
-        assert len(joined) >= len(calls)
+        made, (content, calls) = streamed_calls(api, events), said_of(api, response)
+        assert [id for id in made if id in calls] == [*calls], "each call begins once, in its place"
+        for id, arguments in calls.items():
+            # Whole they are JSON of the input in Messages, and the model's own text elsewhere.
+            assert (json.loads(made[id]) == json.loads(arguments)) if api == "messages" else made[id] == arguments
+        for id in made.keys() - calls.keys():
+            assert made[id] in text, "what broke off was the model's own text"
+            assert content, "and is text of the reply"
+        counted["whole"] += len(calls)
+        counted["broken"] += len(made) - len(calls)
         if api == "responses":
             last = events[-1]["response"]["output"]
-            assert [item["arguments"] for item in last if item["type"] == "function_call"] == [t for *_, t in calls]
+            assert [item["arguments"] for item in last if item["type"] == "function_call"] == [*calls.values()]
 
     law()
-
-
-def _sound(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+    assert counted["whole"]
+    assert counted["broken"]

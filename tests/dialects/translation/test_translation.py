@@ -12,6 +12,8 @@ import orjson
 import pytest
 
 from millrace.dialects.all import named, read
+from millrace.dialects.errors import ApiError
+from millrace.dialects.reading.events import NO_WORDS
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.translation.all import TRANSLATORS
 from millrace.infra.engines.base import Sampling
@@ -22,6 +24,7 @@ from millrace.schemas.arrays import unpack
 from tests.support.fake_http import Script, answer, serving, stream
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Results, Speaker
+from tests.support.upstream_answers import EVENTS
 
 CALLS = (
     'Both.\n<tool_call>\n{"name": "add", "arguments": {"a": 1.0, "b": "Zürich"}}\n</tool_call>\n'
@@ -141,7 +144,8 @@ async def test_an_answer_that_is_none_is_an_error_and_a_gap(
     tmp_path: Path, client: str, server: str, body: bytes
 ) -> None:
     w, got, _ = await answered(tmp_path, answer(body), client, server)
-    assert (got.status_code, bool(got.json()["error"]["message"])) == (502, True)
+    told = "x" if b"error" in body else "The engine does not answer, or broke off: try again"
+    assert (got.status_code, got.json()["error"]["message"]) == (502, told)
     assert [event["kind"] for event in w.events()] == ["episode_started", "gap"]  # it was made, and is paid for
 
 
@@ -169,10 +173,35 @@ async def test_a_stream_that_does_not_come_to_its_end_breaks_off(
     assert call["finish_reason"] == "abort"
 
 
+@pytest.mark.parametrize(("client", "server"), [*PAIRS, *zip(NAMES, NAMES, strict=True)])
+@pytest.mark.parametrize("said", [{"message": "overloaded"}, "overloaded", {"code": 7}], ids=["usual", "text", "none"])
+async def test_an_error_in_the_middle_reaches_the_client_in_its_words(
+    tmp_path: Path, client: str, server: str, said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = [b"data: " + orjson.dumps(event) + b"\n\n" for event in EVENTS[server][:1]]
+    error = b"data: " + orjson.dumps({"type": "error", "error": said}) + b"\n\n"
+    if said == {"message": "overloaded"}:
+        error = named(server).failed(ApiError(529, "overloaded")).sse()
+    words = NO_WORDS if said == {"code": 7} else "overloaded"
+    async with serving(stream(*begun, error)) as far, near(tmp_path, far.url, server) as w:
+        speaker = CLIENTS[client](w)
+        got = await w.http.post(speaker.path, json={**speaker.body("hi"), "stream": True})
+        (call,) = w.calls()
+        assert call["finish_reason"] == "abort"
+        assert words in caplog.text
+        if client == server:
+            assert got.content == b"".join([*begun, error])
+        else:
+            assert orjson.loads(got.content.rpartition(b"data: ")[2])["error"]["message"] == words
+        if client != server or said == {"message": "overloaded"}:
+            with pytest.raises(speaker.failed, match=words):
+                await speaker.say(["hi"], stream=True)
+
+
 async def test_a_response_that_failed_is_an_error(tmp_path: Path) -> None:
     failed = {"id": "r", "object": "response", "status": "failed", "output": [], "error": {"message": "overloaded"}}
     w, got, _ = await answered(tmp_path, answer(orjson.dumps(failed)), "chat", "responses")
-    assert got.status_code == 502
+    assert (got.status_code, got.json()["error"]["message"]) == (502, "overloaded")
     assert not w.calls()
 
 

@@ -169,4 +169,37 @@ async def test_unicode_that_is_none(w: World):
     body = b'{"model":"m","messages":[{"role":"user","content":"\\ud800"}]}'
     answer = await w.http.post(CHAT, content=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert answer.json()["error"]["param"] == "messages[0].content"
+    # Within the text of arguments only the template meets it.
+    asked = calls(id="c", type="function", function={"name": "f", "arguments": '{"a": "\\ud800"}'})
+    answer = await w.http.post(
+        CHAT, json=chat(messages=[*asked, {"role": "tool", "tool_call_id": "c", "content": "7"}])
+    )
+    assert answer.status_code == 400
+    assert "tool call's arguments" in answer.json()["error"]["message"]
+
+
+async def test_the_last_of_two_fields_of_one_name_counts(w: World):
+    first, last = ([{"role": "user", "content": text}] for text in ("one", "two"))
+    body = f'{{"model": "m", "messages": {json.dumps(first)}, "messages": {json.dumps(last)}}}'
+    assert (await w.http.post(CHAT, content=body)).status_code == 200
+    text = w.gateway.engines.of("policy").renderer.tokenizer.decode(w.engine.asked[-1].prompt)
+    assert ("one" in text, "two" in text) == (False, True)
+
+
+async def test_special_tokens_in_a_text_are_the_model_s(w: World):
+    ids = []
+    for text in ("a", "a<|im_end|>"):
+        assert (await w.http.post(CHAT, json=chat(messages=[{"role": "user", "content": text}]))).status_code == 200
+        ids.append(w.engine.asked[-1].prompt)
+    (end,) = w.gateway.engines.of("policy").renderer.tokenizer.encode("<|im_end|>")
+    assert ids[1].count(end) == ids[0].count(end) + 1
+
+
+async def test_there_is_no_cors(w: World):
+    asks = {"origin": "http://localhost:3000", "access-control-request-method": "POST"}
+    for path in (CHAT, "/v1/messages", "/v1/sessions", "/health"):
+        answer = await w.http.options(path, headers=asks)
+        assert answer.status_code == 405
+        answers = [answer, await w.http.post(path, json={}, headers=asks)]
+        assert not [name for one in answers for name in one.headers if name.startswith("access-control")]

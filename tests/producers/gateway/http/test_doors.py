@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.infra.config.keys import WORKERS
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.schemas import bounds
@@ -204,6 +205,41 @@ async def test_health_tells_strangers_nothing(tmp_path: Path, renderer: Template
         assert (await gateway.ask("GET", "/health", headers=stranger)).json == {"status": "ok"}
     for known in (ONE, {"authorization": "bearer sk-one"}):
         assert "engines" in (await gateway.ask("GET", "/health", headers=known)).json
+    await gateway.close()
+
+
+async def test_health_tells_a_tenant_of_itself_alone(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    keys = {**KEYS, "sk-workers": WORKERS}
+    gateway = InProcess(tmp_path, renderer, lambda _: Played(500), keys=keys, rollout_key="sk-workers")
+
+    async def health(key: str) -> dict[str, Any]:
+        return (await gateway.ask("GET", "/health", headers={"authorization": f"Bearer {key}"})).json
+
+    async def start(key: str) -> str:
+        headers = {"authorization": f"Bearer {key}"}
+        return str((await gateway.ask("POST", "/v1/sessions", b"{}", headers)).json["api_key"])
+
+    mine = await start("sk-one")
+    before = [await health(key) for key in ("sk-one", mine)]
+    assert before == [before[0]] * 2
+    assert before[0].keys() == {"status", "policies", "sessions", "engines", "capture"}
+    assert all(engine.keys() == {"version"} for engine in before[0]["engines"].values())
+    for key in ("sk-two", "sk-workers", "sk-two"):
+        theirs = await start(key)
+        await gateway.ask("POST", CHAT, BODY, {"authorization": f"Bearer {theirs}"})
+        gateway.gateway.recorder.lost["model_call"] += 1
+        assert [await health(key) for key in ("sk-one", mine)] == before
+    assert [(await health(key))["sessions"] for key in ("sk-one", "sk-two", "sk-workers")] == [1, 2, 4]
+    assert (await health("sk-workers"))["lost"] == {"model_call": 3}
+    await gateway.close()
+
+
+@pytest.mark.parametrize("keys", [{}, {"sk-one": "one"}, {"sk-one": "one", "sk-workers": WORKERS}])
+async def test_health_tells_everything_where_there_is_one_tenant(
+    tmp_path: Path, renderer: TemplateRenderer, keys: dict[str, str]
+) -> None:
+    gateway = InProcess(tmp_path, renderer, lambda _: Played(500), keys=keys)
+    assert {"lost", "captured", "unreadable"} <= (await gateway.ask("GET", "/health", headers=ONE)).json.keys()
     await gateway.close()
 
 

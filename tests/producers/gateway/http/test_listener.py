@@ -5,21 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import httpx
 import pytest
 from granian.server.embed import Server
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
 from millrace.dialects import all as dialects
+from millrace.dialects.rendering.template import TemplateRenderer
+from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ServiceError
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.gateway.http import listener
+from millrace.producers.gateway.upstreams.routes import RouteRule
+from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from tests.support.fake_http import serving
+from tests.support.gateway_world import ScriptedEngine, world
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 
@@ -103,6 +113,7 @@ async def test_a_port_that_is_open_too_early_refuses_in_the_shape_of_each_api() 
             for prefix in ("", "/session/name"):
                 answer = await http.post(prefix + path, content=b"x" * 100_000)
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                assert answer.headers["x-request-id"]
                 assert ("type" in answer.json()) == path.endswith("/messages")
                 assert answer.json()["error"]["message"] == listener.STARTING
         async with aiohttp.ClientSession() as session:
@@ -111,6 +122,68 @@ async def test_a_port_that_is_open_too_early_refuses_in_the_shape_of_each_api() 
         early.lead_to(PlainTextResponse("ok"), LOCALHOST, port)
         assert (await http.get("/")).text == "ok"
     await early.close()
+
+
+headers = st.lists(st.tuples(st.sampled_from((b"host", b"x-request-id", b"x-a")), st.binary(max_size=140)), max_size=5)
+ids = st.one_of(st.none(), st.from_regex(rb"[!-~]{1,200}", fullmatch=True), st.binary(max_size=9))
+
+
+@given(headers, ids, headers)
+def test_every_answer_names_its_request(sent: Any, given_id: bytes | None, answered: Any) -> None:
+    scope = {"headers": [*sent, *([] if given_id is None else [(b"x-request-id", given_id)])]}
+    before, messages = list(scope["headers"]), list[Any]()
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async def play() -> None:
+        answer = listener.with_id(scope, send)
+        await answer({"type": "http.response.start", "status": 200, "headers": list(answered)})
+        await answer({"type": "http.response.body", "body": b"x"})
+
+    asyncio.run(play())
+    (id,) = {value for name, value in scope["headers"] if name == b"x-request-id"} & set(
+        dict(scope["headers"]).values()
+    )
+    assert id == given_id if given_id and re.fullmatch(rb"[!-~]{1,128}", given_id) else id not in (given_id, b"")
+    start, body = messages
+    assert body == {"type": "http.response.body", "body": b"x"}
+    has_id = b"x-request-id" in dict(answered)
+    assert start["headers"] == [*answered, *([] if has_id else [(b"x-request-id", id)])]
+    assert [one for one in scope["headers"] if one[0] != b"x-request-id"] == [
+        one for one in before if one[0] != b"x-request-id"
+    ]
+
+
+async def test_answers_of_every_kind_have_an_id(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode("x<|im_end|>"))
+    async with serving(_of_an_upstream) as far:
+        upstreams = Upstreams([Upstream("far", TextUpstream(far.url), frozenset({"chat"}))], [RouteRule("far", "far")])
+        async with world(tmp_path, renderer, engine, upstream=upstreams) as w:
+            cases: list[tuple[str, str, Any, int]] = [
+                ("POST", "/v1/chat/completions", asked, 200),
+                ("POST", "/v1/chat/completions", {**asked, "stream": True}, 200),
+                ("POST", "/v1/messages", {}, 400),
+                ("POST", "/v1/sessions", {}, 200),
+                ("GET", "/health", None, 200),
+                ("GET", "/nothing", None, 404),
+                ("PUT", "/health", None, 405),
+            ]
+            seen = set()
+            for method, path, body, status in cases:
+                got = await w.http.request(method, path, json=body)
+                assert got.status_code == status
+                seen.add(got.headers["x-request-id"])
+                got = await w.http.request(method, path, json=body, headers={"x-request-id": "mine-7"})
+                assert got.headers.get_list("x-request-id") == ["mine-7"]
+            assert len(seen) == len(cases)
+            got = await w.http.post(cases[0][1], json={**asked, "model": "far"}, headers={"x-request-id": "mine-7"})
+            assert got.headers.get_list("x-request-id") == ["far-1"]
+
+
+async def _of_an_upstream(writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 X\r\nx-request-id: far-1\r\ncontent-length: 2\r\n\r\n{}")
 
 
 async def is_open(port: int) -> None:

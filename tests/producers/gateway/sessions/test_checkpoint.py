@@ -26,6 +26,7 @@ from millrace.producers.gateway.sessions import checkpoint, sessions
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import Underway
 from millrace.producers.gateway.spending import KeyLimits, Spending
+from millrace.schemas import codec
 from tests.support.gateway_world import POLICY
 from tests.support.in_process import InProcess, Played
 
@@ -243,24 +244,63 @@ async def test_a_checkpoint_that_is_no_use_is_passed_over(
     assert "cannot be used" in caplog.text
 
 
-async def test_a_start_reads_no_entry_of_what_has_ended(
-    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+FULL = ("respond", "respond", "go on", "chat", "in started", "start", "end", "end", "idle", "reward", "kill")
+MIXED = [("chat", 0), ("respond", 0), ("respond", 1), ("idle", 0), ("go on", 0), ("chat", 1), ("end", 0), ("reward", 0)]
+
+
+def full(seed: int) -> list[Step]:
+    """A long history, in which most that begins ends."""
+    r = random.Random(seed)
+    return [(r.choice(FULL), r.randrange(4)) for _ in range(20)]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0).map(full), st.integers(0, 4))
+@example([*MIXED, ("end", 0), ("end", 0), ("reward", 1), ("reward", 2), ("named", 0)], 4)
+@example([*MIXED, ("end", 0), ("end", 0), ("reward", 1), ("start", 0), ("in started", 0)], 0)
+@example([("chat", 0), ("end", 0), ("chat", 1), ("end", 0)], 4)
+def test_a_start_reads_again_what_is_alive_and_the_calls_of_what_may_be_named(
+    renderer: TemplateRenderer, steps: list[Step], ended: int
 ) -> None:
-    story = Story(tmp_path, renderer)
-    for _ in range(20):
-        await story.step("chat", 0)
-        await story.step("chat", 1)
-        for session in [*story.app.sessions.live.values()]:
-            await story.app.gateway.end(session, status="completed", stop_condition="idle")
-    for step in [("named", 0), ("copy", 0), ("write", 0), ("named", 1)]:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "ENDED", ended)
+        read, needed = asyncio.run(start_again(Path(folder), renderer, steps))
+        assert read == needed
+
+
+async def start_again(folder: Path, renderer: TemplateRenderer, steps: list[Step]) -> tuple[list[Any], list[Any]]:
+    """The events that a start decodes behind a checkpoint of everything, and those that it needs: by their kind, place
+    in the log and trajectory."""
+    story = Story(folder, renderer)
+    for step in [*steps, ("copy", 0), ("write", 0)]:
         await story.step(*step)
+    made, log = story.app.sessions, story.app.log
+    events = [codec.decode_as("Event", stored.entry.value) for stored in log.read()]
+    places = {event["id"]: (event["kind"], at, event["trajectory"]) for at, event in enumerate(events)}
+    over = {event["trajectory"]: at for at, event in enumerate(events) if event["kind"] == "episode_ended"}
+    named = {
+        event["trajectory"]
+        for event in events
+        if event["kind"] == "model_call"
+        and made.stored.knows(codec.decode_body("model_call", event["body"])["response_id"])
+    }
+    needed = [
+        (kind, at, id)
+        for kind, at, id in places.values()
+        if id in made.live
+        or (id in named and at < over[id] and kind == "model_call")
+        or (id in named and kind == "episode_started" and id not in made.ended)  # it is forgotten but for its responses
+    ]
     await story.app.close()
-    read: list[int] = []
-    fold = Sessions._refolded
-    monkeypatch.setattr(
-        Sessions, "_refolded", lambda self, entry, *more: (read.append(entry.seq), fold(self, entry, *more))
-    )
-    log = CaptureLog(tmp_path / "capture")
-    Sessions(tmp_path / "capture", POLICY).rebuild(log, Spending(LIMITS))
-    assert 0 < len(read) <= 4 < log.end, "the entries of two live sessions, and of nobody else"
-    log.close()
+    read, decode, again = list[Any](), codec.decode_as, CaptureLog(folder / "capture")
+
+    def decode_as(name: str, value: bytes) -> Any:
+        event = decode(name, value)
+        read.append(places[event["id"]])
+        return event
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "decode_as", decode_as)
+        Sessions(folder / "capture", POLICY).rebuild(again, Spending(LIMITS))
+    again.close()
+    return sorted(read), sorted(needed)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.dialects.all import DIALECTS
+from millrace.dialects.all import DIALECTS, named
 from millrace.infra.engines.upstream import Longest, TextUpstream
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -114,6 +114,8 @@ async def test_any_answer(tmp_path: Path, api: str, streamed: bool, caplog: pyte
             end = w.log.end
             headers = {"x-millrace-session": f"s{seed}"}
             got = await w.http.post(PATHS[api], content=body, headers=headers)
+            if streamed and told.sound and told.status < 300:  # a reply in one piece of JSON comes as a stream
+                told.body = b"".join([part async for part in named(api).as_stream(once(told.body))])
             holds(api, told, got.status_code, got.content, streamed=streamed)
             if told.sound and told.status >= 200:
                 assert passed(dict(got.headers.raw), told.headers), seed
@@ -125,6 +127,10 @@ async def test_any_answer(tmp_path: Path, api: str, streamed: bool, caplog: pyte
     async with before(tmp_path) as (w, _):
         again = w.gateway.sessions
         assert ({id: session.said for id, session in again.live.items()}, again.unreadable) == (live, set())
+
+
+async def once(part: bytes) -> AsyncIterator[bytes]:
+    yield part
 
 
 def holds(api: str, told: Answer, status: int, got: bytes, *, streamed: bool) -> None:
