@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.responses import Response
 
@@ -21,6 +21,7 @@ from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import DialectReader, RecordedCall
 from millrace.dialects.stored_responses import Recall, Recalled, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
+from millrace.schemas.json_values import Json
 
 
 class StreamEvent(NamedTuple):
@@ -147,16 +148,16 @@ class Dialect(ABC):
         """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
         return StreamEvent("", self.error(error))
 
-    def names(self, head: RequestHead) -> tuple[tuple[Any, ...], str | None]:
+    def names(self, head: RequestHead) -> tuple[tuple[object, ...], str | None]:
         """What a request to an upstream says of its end user, and what it calls the conversation."""
         return (head.user, head.safety_identifier), None
 
     @abstractmethod
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         """Whether a recorded response is one of this dialect's."""
 
     @abstractmethod
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         """What a recorded call said. Raises ApiError or ValueError for a request that is none."""
 
     def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:

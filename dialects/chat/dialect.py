@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -17,6 +16,7 @@ from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.process.offload import SLICE
+from millrace.schemas.json_values import Json, JsonObject
 
 
 class Chat(Dialect):
@@ -48,10 +48,10 @@ class Chat(Dialect):
     def error(self, error: ApiError) -> bytes:
         return error.body()
 
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         return True  # what nobody else wrote: upstreams write it in shapes of their own
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         asked = parse_any(request)
         replies = {said.choice: said.message for said in understood(response).choices}
         return RecordedCall(asked.plain(), asked.tools, replies)
@@ -76,7 +76,7 @@ class ChatStream(ReplyStream):
         if choice.index not in self._made:
             self._made[choice.index] = 0
             out.append(self._event(choice, {"role": "assistant", "content": ""}))
-        logprobs: dict[str, Any] | None = None
+        logprobs: JsonObject | None = None
         if tokens and self._call.request.logprobs:
             end = len(choice.ids)
             logprobs = _logprobs(self._call, choice, end - tokens, end)
@@ -84,7 +84,7 @@ class ChatStream(ReplyStream):
             if logprobs is None and type(part) is Text:  # as nearly all are: as `_event` writes it
                 out.append(StreamEvent("", self._word(choice.index, part.text)))
                 continue
-            content: dict[str, Any] | None
+            content: JsonObject | None
             match part:
                 case ToolUsePiece() | ToolUse():
                     if (content := self._call_delta(choice, part)) is None:
@@ -107,7 +107,7 @@ class ChatStream(ReplyStream):
             head = self._words[index] = self._head + b'{"index":%d,"delta":{"content":' % index
         return b'%b%b},"logprobs":null,"finish_reason":null}]}' % (head, orjson.dumps(text))
 
-    def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> dict[str, Any] | None:
+    def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> JsonObject | None:
         """What a part adds to the calls of a choice, None where all of it is said."""
         id, size = self._open.get(choice.index, ("", 0))
         goes_on = id == part.id
@@ -132,13 +132,13 @@ class ChatStream(ReplyStream):
         return [*out, DONE]
 
     def _event(
-        self, choice: WritableChoice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
+        self, choice: WritableChoice, delta: JsonObject, *, finish: str | None = None, logprobs: object = None
     ) -> StreamEvent:
         part = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return StreamEvent("", self._head + orjson.dumps(part) + b"]}")
 
 
-def _head(call: WritableCall, kind: str) -> dict[str, Any]:
+def _head(call: WritableCall, kind: str) -> JsonObject:
     """What every response and every chunk begins with."""
     return {
         "id": call.response_id,
@@ -149,7 +149,7 @@ def _head(call: WritableCall, kind: str) -> dict[str, Any]:
     }
 
 
-def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] | None:
+def _all_logprobs(call: WritableCall, choice: WritableChoice) -> JsonObject | None:
     """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
     if not call.request.logprobs:
         return None
@@ -160,7 +160,7 @@ def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] 
     return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
 
 
-def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> dict[str, Any] | None:
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> JsonObject | None:
     """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
     if not call.request.logprobs:
         return None
@@ -172,5 +172,5 @@ def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) 
     return {"content": content}
 
 
-def _token(call: WritableCall, id: int, logprob: float) -> dict[str, Any]:
+def _token(call: WritableCall, id: int, logprob: float) -> JsonObject:
     return {"token": call.token(id), "logprob": max(logprob, -9999.0), "bytes": list(call.token_bytes(id))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millrace.formats.episodes.episode import Episode
 from millrace.formats.episodes.messages import conversation, said_or_chat, tool_list
@@ -21,6 +20,7 @@ from millrace.formats.layouts.base import (
     tools_text,
 )
 from millrace.formats.sample import ExportedSample
+from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeStatus
 
 USED = ("prompt", "completion", "tools", "tool_defs", "split", "status", *REWARDS)
@@ -33,7 +33,7 @@ class PromptReader(ImportLayout):
     help = "TRL prompt/completion, in messages or text, a row an episode"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Mapping[str, Json]) -> bool:
         return {"prompt", "completion"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -55,7 +55,7 @@ class PromptReader(ImportLayout):
             )
         ]
 
-    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, Json]) -> EpisodeStatus:
         """How it ended."""
         return status_of(content)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.formats.episodes.rows import Content
 from millrace.formats.layouts.base import (
@@ -11,6 +10,7 @@ from millrace.formats.layouts.base import (
 )
 from millrace.formats.layouts.prompts import PromptReader
 from millrace.formats.sample import ExportedSample, prompt_and_completion
+from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeStatus
 
 
@@ -21,10 +21,10 @@ class VerifiersReader(PromptReader):
     help = "verifiers results.jsonl, a rollout a row, with its reward and metrics"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Mapping[str, Json]) -> bool:
         return {"prompt", "completion", "example_id"} <= content.keys()
 
-    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, Json]) -> EpisodeStatus:
         if content.get("error"):
             return "failed"
         return "truncated" if content.get("is_truncated") else "completed"

@@ -7,14 +7,14 @@ as a part of its own type; what is the JSON of none of these APIs reads as nothi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.formats.episodes.rows import Content, json_text, text_of
+from millrace.schemas.json_values import Json
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 
 
-def raw_call(request: Any, reply: Any) -> Content:
+def raw_call(request: object, reply: object) -> Content:
     """Attributes of GenAI for a request and its reply; empty where they are of no known API."""
     if not isinstance(request, Mapping) or not isinstance(reply, Mapping):
         return {}
@@ -37,7 +37,7 @@ def raw_call(request: Any, reply: Any) -> Content:
     return talk
 
 
-def _chat(request: Content | Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _chat(request: Content | Mapping[str, Json], reply: Mapping[str, Json]) -> Content:
     out = []
     for choice in _maps(reply["choices"]):
         message = choice.get("message")
@@ -46,12 +46,12 @@ def _chat(request: Content | Mapping[str, Any], reply: Mapping[str, Any]) -> Con
     return {INPUT: [_known(one) for one in _maps(request["messages"])], OUTPUT: out}
 
 
-def _known(message: Mapping[str, Any]) -> Content:
+def _known(message: Mapping[str, Json]) -> Content:
     """Without what says nothing."""
     return {name: value for name, value in message.items() if value not in (None, [])}
 
 
-def _messages(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _messages(request: Mapping[str, Json], reply: Mapping[str, Json]) -> Content:
     system = request.get("system")
     read: list[Content] = [{"role": "system", "content": _texts(system)}] if system else []
     for one in _maps(request["messages"]):
@@ -62,7 +62,7 @@ def _messages(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
     return {INPUT: read, OUTPUT: said[:1]}
 
 
-def _blocks(role: str, content: Any) -> list[Content]:
+def _blocks(role: str, content: object) -> list[Content]:
     """A message of blocks as one message, and one more for each result of a tool, which stands before it."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -89,7 +89,7 @@ def _blocks(role: str, content: Any) -> list[Content]:
     return [*results, *([out] if parts or calls or "reasoning_content" in out or not results else [])]
 
 
-def _responses(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _responses(request: Mapping[str, Json], reply: Mapping[str, Json]) -> Content:
     system = text_of(request, "instructions")
     read: list[Content] = [{"role": "system", "content": system}] if system else []
     given = request["input"]
@@ -140,7 +140,7 @@ def _items(items: list[Content]) -> list[Content]:
     return out
 
 
-def _parts(content: Any) -> list[Content]:
+def _parts(content: object) -> list[Content]:
     texts = ("input_text", "output_text", "text")
     return [
         {"type": "text", "text": text_of(part, "text")} if part.get("type") in texts else dict(part)
@@ -153,13 +153,13 @@ def _joined(parts: list[Content]) -> str | list[Content]:
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-def _texts(content: Any) -> str:
+def _texts(content: object) -> str:
     if isinstance(content, str):
         return content
     return "".join(text_of(one, "text") or json_text(one) for one in _maps(content))
 
 
-def _call(id: str, name: str, arguments: Any) -> Content:
+def _call(id: str, name: str, arguments: object) -> Content:
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
 
@@ -170,5 +170,5 @@ def _tool(tool: Content) -> Content:
     return {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
 
 
-def _maps(value: Any) -> list[Content]:
+def _maps(value: object) -> list[Content]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
