@@ -17,13 +17,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
+from millrace.schemas.json_values import Json
 from millrace.schemas.records import Event, Reward
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Pool
@@ -40,7 +40,7 @@ ODD = ("", " \n", "\x00", "nan", "-1", "1e999", "[" * 5_000, "{}", "🙂" * 1_00
 class Attempt:
     """An episode to be judged: what the task was, answers included, and how it ended."""
 
-    task: Mapping[str, Any]
+    task: Mapping[str, Json]
     output: str
     status: Status = "completed"
 

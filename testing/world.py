@@ -39,6 +39,7 @@ from millrace.infra.stages.replay import verify
 from millrace.infra.stages.slot import RunnerSettings
 from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
+from millrace.schemas.json_values import Json, JsonObject
 
 NAMESPACE = "w"
 START = 1_700_000_000_000_000
@@ -239,7 +240,7 @@ class World:
         topic: str,
         key: str,
         name: str,
-        record: Mapping[str, Any] | bytes,
+        record: Mapping[str, Json] | bytes,
         *,
         source: str = "",
         headers: Mapping[str, str] | None = None,
@@ -267,7 +268,7 @@ class World:
         full = full_name(NAMESPACE, topic)
         return [record for p in range(self.bus.partitions(full)) for record in self.bus.read(full, p)]
 
-    def decoded(self, topic: str) -> list[dict[str, Any]]:
+    def decoded(self, topic: str) -> list[JsonObject]:
         """Every committed record of a topic, decoded."""
         return [codec.decode(record.value)[1] for record in self.records(topic) if record.value is not None]
 

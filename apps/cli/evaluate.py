@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -12,6 +12,12 @@ from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
 from millrace.infra.errors import BusError, ClaimError, ConfigError
 from millrace.infra.terminal import put_json
+
+if TYPE_CHECKING:
+    from millrace.apps.cli.evaluation import EvaluationRun
+
+if TYPE_CHECKING:
+    pass
 
 
 def evaluate(
@@ -90,7 +96,7 @@ def evaluate(
         )
 
 
-def _keep(settings: Settings, found: Any, gateway: bool) -> None:
+def _keep(settings: Settings, found: EvaluationRun, gateway: bool) -> None:
     """Record the result; says so where it cannot be."""
     try:
         entry("millrace.apps.cli.evaluation:record")(settings, found, gateway=gateway)
@@ -98,7 +104,7 @@ def _keep(settings: Settings, found: Any, gateway: bool) -> None:
         complain.print(f"The result is not recorded: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Any) -> Table:
+def _table(found: EvaluationRun) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     if found.version is not None:
         table.add_row("version", f"{found.version} of {found.policy}")

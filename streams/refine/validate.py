@@ -15,7 +15,7 @@ from millrace.schemas import arrays, codec
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.errors import CorruptRecord, UnknownSchema
 from millrace.schemas.limits import beyond, beyond_body
-from millrace.schemas.records import Body, Event, Reward
+from millrace.schemas.records import Array, Body, Event, Reward
 from millrace.schemas.registry import current
 from millrace.streams.decoding import Decoder, Unreadable
 from millrace.streams.refine.strings import ARRAY, Step
@@ -86,7 +86,7 @@ def _names(kind: Any) -> list[str]:
     return [part if isinstance(part, str) else part.get("name", "") for part in parts]
 
 
-def _is_array(part: Mapping[str, Any] | None) -> bool:
+def _is_array(part: Array | None) -> bool:
     if part is None:
         return True
     dtype = arrays.DTYPES.get(part["dtype"])
