@@ -13,7 +13,6 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.stages.letters import DEAD_LETTERS, SPACE, dead_letter, made_id, place_of
 from millrace.schemas import codec
 from millrace.schemas.errors import CorruptRecord, UnknownSchema
-from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import Claim, Place
 
 __all__ = ["DEAD_LETTERS", "SPACE", "Decoder", "Place", "Unreadable", "dead_letter", "made_id", "place_of"]
@@ -38,16 +37,16 @@ class Decoder:
         self._claims = claims
         self._max_bytes = max_bytes
         self._record: Record | None = None
-        self._last: tuple[str, JsonObject] = ("", {})
+        self._last: tuple[str, dict[str, object]] = ("", {})
 
-    def __call__(self, record: Record) -> tuple[str, JsonObject]:
+    def __call__(self, record: Record) -> tuple[str, dict[str, object]]:
         """(record name, record). Raises Unreadable, and StorageError when the claim's storage does not answer."""
         if record is not self._record:
             self._last = self._decode(record.value)
             self._record = record
         return self._last
 
-    def _decode(self, data: bytes | None) -> tuple[str, JsonObject]:
+    def _decode(self, data: bytes | None) -> tuple[str, dict[str, object]]:
         if data is None:
             raise Unreadable("empty", "the record has no value")
         if len(data) > self._max_bytes:

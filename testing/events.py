@@ -186,7 +186,9 @@ class Episode:
         """The key of its records on `raw` and `events`."""
         return f"{self.tenant}/{self.group}"
 
-    def event(self, kind: EventKind, content: Mapping[str, Any], *, judge: str | None = None, **fields: Any) -> Event:
+    def event(
+        self, kind: EventKind, content: Mapping[str, object], *, judge: str | None = None, **fields: Any
+    ) -> Event:
         """The next event, of any kind; a judge's event has no step, number or chain."""
         after = ChainLink() if judge else ChainLink(self.step, self.hash)
         whose = Belonging(self.tenant, self.policy, self.group, self.root, self.trajectory, self.attempt, self.split)

@@ -18,7 +18,6 @@ from millrace.infra.log.topics import logical_name
 from millrace.infra.stages.base import Stage
 from millrace.infra.stages.state import OWN
 from millrace.schemas import codec
-from millrace.schemas.json_values import Json
 from millrace.testing.world import CALM, Chances, World
 
 DEATHS = Chances(crash=2, zombie=2, wake=2, expire=3, scale=0.5, resend=0, hole=0)
@@ -34,7 +33,7 @@ class Sent:
     topic: str
     key: str
     name: str
-    record: Mapping[str, Json] | bytes
+    record: Mapping[str, object] | bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     partition: int | None = None
 

@@ -39,7 +39,6 @@ from millrace.infra.stages.replay import verify
 from millrace.infra.stages.slot import RunnerSettings
 from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
-from millrace.schemas.json_values import Json, JsonObject
 
 NAMESPACE = "w"
 START = 1_700_000_000_000_000
@@ -72,7 +71,7 @@ class _Unwound(SystemExit):
 class _Freeze:
     """One step in a thread of its own that stops at the nth point it passes."""
 
-    def __init__(self, step: Callable[[], Any], nth: int) -> None:
+    def __init__(self, step: Callable[[], object], nth: int) -> None:
         self.point = ""
         self.error: BaseException | None = None
         self._left = nth
@@ -240,7 +239,7 @@ class World:
         topic: str,
         key: str,
         name: str,
-        record: Mapping[str, Json] | bytes,
+        record: Mapping[str, object] | bytes,
         *,
         source: str = "",
         headers: Mapping[str, str] | None = None,
@@ -268,7 +267,7 @@ class World:
         full = full_name(NAMESPACE, topic)
         return [record for p in range(self.bus.partitions(full)) for record in self.bus.read(full, p)]
 
-    def decoded(self, topic: str) -> list[JsonObject]:
+    def decoded(self, topic: str) -> list[dict[str, Any]]:
         """Every committed record of a topic, decoded."""
         return [codec.decode(record.value)[1] for record in self.records(topic) if record.value is not None]
 
