@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from millrace.schemas import codec
 from millrace.schemas.records import Event
-from millrace.schemas.registry import current
+from millrace.schemas.registry import AvroSchema, AvroType, current
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "episode_started": ("task",),
@@ -140,7 +140,7 @@ def _fields(record: str, part: str) -> tuple[tuple[str, Shape, Path], ...]:
     return tuple((name, shape, (part, name)) for name, shape in fields if shape is not None and name not in hidden)
 
 
-def _plain(schema: Any, named: Mapping[str, Any]) -> Shape | None:
+def _plain(schema: AvroType, named: Mapping[str, AvroSchema]) -> Shape | None:
     """A schema with its nulls and whatever holds no string left out; None when nothing is left."""
     if isinstance(schema, list):
         return next((found for part in schema if (found := _plain(part, named)) is not None), None)
