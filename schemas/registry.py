@@ -24,7 +24,17 @@ HISTORY = Path(__file__).parent / "history"
 NAMESPACE = "millrace"
 AvroType: TypeAlias = "str | AvroSchema | list[AvroType]"
 """a type by its name, or written out, or a union"""
-AvroField = TypedDict("AvroField", {"name": str, "type": AvroType, "doc": str, "default": NotRequired[object]})
+
+
+class AvroField(TypedDict):
+    """One field of a record; `default` may be null, so its absence says more than None."""
+
+    name: str
+    type: AvroType
+    doc: str
+    default: NotRequired[object]
+
+
 AvroSchema = TypedDict(
     "AvroSchema",
     {

@@ -36,7 +36,7 @@ class Refolded:
     folded: Folded
     state: SlotState
 
-    def differences(self) -> list[tuple[str, Any, Any]]:
+    def differences(self) -> list[tuple[str, object, object]]:
         """(field, as recorded, as folded) of the turn's own figures that differ."""
         turn, folded = self.turn, self.folded
         rows = (
@@ -146,7 +146,7 @@ def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], writte
         raise ReplayError(f"{what} wrote records that it does not give when replayed: {left}")
 
 
-def same(expected: Any, actual: Any) -> bool:
+def same(expected: object, actual: Any) -> bool:
     """Equal, where a placeholder equals any place."""
     if expected == ANYWHERE:
         return isinstance(actual, dict) and actual.keys() == ANYWHERE.keys()
