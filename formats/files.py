@@ -25,7 +25,7 @@ from millrace.dialects.shape import measure
 from millrace.formats.episodes.rows import BadRow, ImportRow, without_nulls
 from millrace.infra.errors import ImportRefused
 from millrace.schemas import bounds
-from millrace.schemas.json_values import Json, JsonObject
+from millrace.schemas.json_values import JsonObject
 
 BATCH = 64
 """rows of columns that are read at once"""
@@ -170,7 +170,7 @@ class Sink(ABC):
     """Takes rows, one after the other."""
 
     @abstractmethod
-    def write(self, row: Mapping[str, Json]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Take a row."""
 
     @abstractmethod
@@ -185,7 +185,7 @@ class JsonLinesSink(Sink):
         self._file = path.open("wb")
         path.chmod(0o600)
 
-    def write(self, row: Mapping[str, Json]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         try:
             line = orjson.dumps(row)
         except TypeError:  # a number of more than 64 bits, nesting of more than 254
@@ -203,11 +203,11 @@ class ParquetSink(Sink):
         self.schema = schema
         self.rows = 0
         """taken so far"""
-        self._waiting: list[Mapping[str, Json]] = []
+        self._waiting: list[Mapping[str, object]] = []
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
         path.chmod(0o600)
 
-    def write(self, row: Mapping[str, Json]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         self.rows += 1
         self._waiting.append(row)
         if len(self._waiting) >= ROWS:
@@ -232,7 +232,7 @@ class DatasetSink(Sink):
         self._aside = path / "rows.parquet"
         self._inner = ParquetSink(self._aside, schema)
 
-    def write(self, row: Mapping[str, Json]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         self._inner.write(row)
 
     def close(self) -> None:

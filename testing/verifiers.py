@@ -23,7 +23,6 @@ import orjson
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import Event, Reward
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.streams.reward.pool import Pool
@@ -40,7 +39,7 @@ ODD = ("", " \n", "\x00", "nan", "-1", "1e999", "[" * 5_000, "{}", "🙂" * 1_00
 class Attempt:
     """An episode to be judged: what the task was, answers included, and how it ended."""
 
-    task: Mapping[str, Json]
+    task: Mapping[str, object]
     output: str
     status: Status = "completed"
 

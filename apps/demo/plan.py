@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from millrace.schemas.json_values import Json
-
 NAMESPACE = "demo"
 
 
@@ -60,7 +58,7 @@ FULL = DemoPlan(
 SHORT = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
 
 
-def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Json]:
+def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, object]:
     """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway, engine and warehouse."""
     broker, gateway, engine, warehouse = ports
     return {

@@ -16,7 +16,6 @@ import orjson
 
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
-from millrace.schemas.json_values import Json
 
 Content = dict[str, Any]
 TIMES = ("timestamp", "event_time", "created_at", "created", "time")
@@ -64,7 +63,7 @@ def _written(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-def time_of(content: Mapping[str, Json]) -> Micros | None:
+def time_of(content: Mapping[str, object]) -> Micros | None:
     """When a row or a message says that it was. Raises BadRow for a time that is none."""
     for name in TIMES:
         if content.get(name) is not None:
@@ -115,7 +114,7 @@ def _since(when: datetime) -> float:
     return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
 
 
-def text_of(content: Mapping[str, Json], *names: str) -> str:
+def text_of(content: Mapping[str, object], *names: str) -> str:
     """The first of these keys that holds a text or a number, as text; empty where none does."""
     for name in names:
         value = content.get(name)

@@ -14,7 +14,6 @@ from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of
 from millrace.formats.layouts.base import ExportLayout, ImportLayout, RefuseSample, rest, split_of
 from millrace.formats.sample import ExportedSample, Trace
 from millrace.schemas import bounds
-from millrace.schemas.json_values import Json
 
 USED = ("tokens", "masks", "scores", "inference_logprobs", "ref_logprobs", "advantages", "messages", "overrides")
 
@@ -26,7 +25,7 @@ class AtroposReader(ImportLayout):
     help = "Atropos ScoredDataGroup with messages, a row a group; its tokens are left out"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"tokens", "masks", "scores"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:

@@ -21,7 +21,6 @@ from millrace.formats.episodes.episode import ClaimedReward, Episode, Group
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, json_text, number_of, text_of
 from millrace.formats.files import Form, Refuse, RowReader, Watch
 from millrace.formats.sample import ExportedSample
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeStatus, Split
 
 REWARDS = ("reward", "score")
@@ -47,7 +46,7 @@ class ImportLayout(ABC):
 
     @classmethod
     @abstractmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         """Whether a row looks like one of this layout; the first that fits is taken."""
 
     @abstractmethod
@@ -63,14 +62,14 @@ class ImportLayout(ABC):
                 refuse(row.number, error)
 
 
-def rest(content: Mapping[str, Json], used: Collection[str]) -> str:
+def rest(content: Mapping[str, object], used: Collection[str]) -> str:
     """What a row says beside what became steps and rewards, as JSON: what is known of its task. Empty for nothing."""
     others = {name: value for name, value in content.items() if name not in used}
     return json_text(others) if others else ""
 
 
 def reward_of(
-    content: Mapping[str, Json], components: Mapping[str, Json] | None = None, name: str = ""
+    content: Mapping[str, object], components: Mapping[str, object] | None = None, name: str = ""
 ) -> list[ClaimedReward]:
     """The reward of a row, with its named parts. Raises BadRow for one that is no number."""
     key = name or next((one for one in REWARDS if one in content), "")
@@ -80,12 +79,12 @@ def reward_of(
     return [ClaimedReward(number_of(content[key], key), components=parts)]
 
 
-def task_of(content: Mapping[str, Json]) -> str:
+def task_of(content: Mapping[str, object]) -> str:
     """The task that a row names; empty where it names none."""
     return text_of(content, *TASKS)
 
 
-def status_of(content: Mapping[str, Json]) -> EpisodeStatus:
+def status_of(content: Mapping[str, object]) -> EpisodeStatus:
     """How a row says that its episode ended. Raises BadRow for a way that is none."""
     status = content.get("status", "completed")
     if status not in STATUSES:
@@ -93,7 +92,7 @@ def status_of(content: Mapping[str, Json]) -> EpisodeStatus:
     return cast(EpisodeStatus, status)
 
 
-def split_of(content: Mapping[str, Json]) -> Split:
+def split_of(content: Mapping[str, object]) -> Split:
     """Evaluation content stays evaluation content, whatever the command says."""
     return "evaluation" if content.get("split") == "evaluation" else "train"
 

@@ -22,7 +22,7 @@ from millrace.formats.layouts.base import (
     tools_text,
 )
 from millrace.formats.sample import ExportedSample
-from millrace.schemas.json_values import Json, JsonObject
+from millrace.schemas.json_values import JsonObject
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """who speaks in ShareGPT, where it is not called as in a chat"""
@@ -46,7 +46,7 @@ class ChatRowReader(ImportLayout):
     """keys that become something other than part of the task"""
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return "messages" in content or "conversations" in content
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:

@@ -16,7 +16,7 @@ from millrace.formats.layouts.base import (
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.sample import ExportedSample
 from millrace.schemas import bounds
-from millrace.schemas.json_values import Json, JsonObject
+from millrace.schemas.json_values import JsonObject
 
 
 class ExactReader(ChatRowReader):
@@ -27,7 +27,7 @@ class ExactReader(ChatRowReader):
     used = (*ChatRowReader.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"tokens", "mask", "lineage"} <= content.keys()
 
     def rewards(self, content: Content) -> list[ClaimedReward]:

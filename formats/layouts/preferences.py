@@ -17,7 +17,7 @@ from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of
 from millrace.formats.layouts.base import ExportLayout, ImportLayout, RefuseSample, rest, split_of, task_of, tools_text
 from millrace.formats.layouts.chat import tools_key, without_reasoning
 from millrace.formats.sample import ExportedSample, prompt_and_completion
-from millrace.schemas.json_values import Json, JsonObject
+from millrace.schemas.json_values import JsonObject
 
 _Rewarded = tuple[float, ExportedSample, list[Message], list[Message], list[JsonObject]]
 
@@ -42,7 +42,7 @@ class PreferenceReader(ImportLayout):
     )
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"chosen", "rejected"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -90,7 +90,7 @@ class OpenAIPreferenceReader(PreferenceReader):
     used = ("input", "preferred_output", "non_preferred_output", "split")
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"input", "preferred_output"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:

@@ -20,7 +20,6 @@ from millrace.formats.layouts.base import (
     tools_text,
 )
 from millrace.formats.sample import ExportedSample
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeStatus
 
 USED = ("prompt", "completion", "tools", "tool_defs", "split", "status", *REWARDS)
@@ -33,7 +32,7 @@ class PromptReader(ImportLayout):
     help = "TRL prompt/completion, in messages or text, a row an episode"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"prompt", "completion"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -55,7 +54,7 @@ class PromptReader(ImportLayout):
             )
         ]
 
-    def status(self, content: Mapping[str, Json]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, object]) -> EpisodeStatus:
         """How it ended."""
         return status_of(content)
 

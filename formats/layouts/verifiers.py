@@ -10,7 +10,6 @@ from millrace.formats.layouts.base import (
 )
 from millrace.formats.layouts.prompts import PromptReader
 from millrace.formats.sample import ExportedSample, prompt_and_completion
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeStatus
 
 
@@ -21,10 +20,10 @@ class VerifiersReader(PromptReader):
     help = "verifiers results.jsonl, a rollout a row, with its reward and metrics"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"prompt", "completion", "example_id"} <= content.keys()
 
-    def status(self, content: Mapping[str, Json]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, object]) -> EpisodeStatus:
         if content.get("error"):
             return "failed"
         return "truncated" if content.get("is_truncated") else "completed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -16,7 +16,6 @@ from millrace.formats.layouts.base import (
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.layouts.exact import FACTS, MESSAGE
 from millrace.formats.sample import ExportedSample, prompt_and_completion
-from millrace.schemas.json_values import Json
 
 
 class VerlReader(ChatRowReader):
@@ -26,7 +25,7 @@ class VerlReader(ChatRowReader):
     help = "verl rows with messages, a row an episode; the reward is extra_info.reward"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Json]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"messages", "data_source", "reward_model"} <= content.keys()
 
     used = (*ChatRowReader.used, "prompt")

@@ -21,7 +21,6 @@ from millrace.dialects.shape import unwieldy
 from millrace.formats.episodes.rows import Content, text_of
 from millrace.formats.spans.api_calls import raw_call
 from millrace.formats.spans.otlp_json import Span
-from millrace.schemas.json_values import Json
 
 T = TypeVar("T")
 
@@ -70,7 +69,7 @@ def normal(span: Span) -> Span:
     return span
 
 
-def _entity(known: Mapping[str, Json], operation: str) -> Content:
+def _entity(known: Mapping[str, object], operation: str) -> Content:
     out: Content = {OPERATION: operation}
     name = text_of(known, "traceloop.entity.name")
     if operation == "execute_tool":
@@ -85,7 +84,7 @@ def _entity(known: Mapping[str, Json], operation: str) -> Content:
     return out
 
 
-def _inferred(known: Mapping[str, Json], kind: str) -> Content:
+def _inferred(known: Mapping[str, object], kind: str) -> Content:
     out: Content = {new: known[old] for old, new in _RENAMED.items() if old in known}
     if kind not in _KINDS:
         # A chain, a retriever, a guardrail: only whose conversation it is.
@@ -103,7 +102,7 @@ def _inferred(known: Mapping[str, Json], kind: str) -> Content:
     return out
 
 
-def _flat(known: Mapping[str, Json]) -> Content:
+def _flat(known: Mapping[str, object]) -> Content:
     """Messages and tools out of an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"input": {}, "output": {}}
     tools: dict[int, object] = {}

@@ -22,7 +22,6 @@ from millrace.formats.episodes.messages import message
 from millrace.formats.episodes.rows import BadRow, Content, json_text, text_of
 from millrace.formats.spans.otlp_json import Span, SpanEvent
 from millrace.schemas import bounds
-from millrace.schemas.json_values import Json
 
 CALLS = frozenset({"chat", "generate_content", "text_completion"})
 TOOLS = frozenset({"execute_tool"})
@@ -83,7 +82,7 @@ def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
     return found if found.replies or found.prompts else _flat(span.attributes)
 
 
-def _structured(known: Mapping[str, Json]) -> Talk:
+def _structured(known: Mapping[str, object]) -> Talk:
     out = Talk(tools=_tools(known.get("gen_ai.tool.definitions")))
     system = _given(known.get("gen_ai.system_instructions"))
     if system:
@@ -159,7 +158,7 @@ def _told(events: Sequence[SpanEvent]) -> Talk:
     return out
 
 
-def _plain(known: Mapping[str, Json], role: str) -> Content:
+def _plain(known: Mapping[str, object], role: str) -> Content:
     """A message whose fields are those of OpenAI, among attributes that are not."""
     out: Content = {"role": known.get("role", role), "content": known.get("content") or ""}
     if not isinstance(out["content"], str | list):
@@ -176,7 +175,7 @@ def _said(text: object, role: str) -> Content:
     return {"role": role, "content": _text(text)}
 
 
-def _flat(known: Mapping[str, Json]) -> Talk:
+def _flat(known: Mapping[str, object]) -> Talk:
     """Messages that are an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"prompt": {}, "completion": {}}
     for name, said in known.items():

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from millrace.dialects.answers import listed, mapping
 from millrace.formats.episodes.rows import Content, json_text, whole_number
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
-from millrace.schemas.json_values import Json
 
 KEYS = ("resourceSpans", "resourceLogs")
 
@@ -42,10 +42,10 @@ class Span:
     log: bool = False
 
 
-def spans(content: Mapping[str, Json]) -> Iterator[Span]:
+def spans(content: Mapping[str, object]) -> Iterator[Span]:
     """Every span and log record of a line that says which trace it belongs to."""
     for resource, item in _items(content, "resourceSpans", "scopeSpans", "spans"):
-        events = [_event(one) for one in _maps(item.get("events"))]
+        events = [_event(one) for one in maps(item.get("events"))]
         yield Span(
             _hex(item.get("traceId")),
             _hex(item.get("spanId")),
@@ -82,7 +82,7 @@ def said_beside(
 
 def attributes(given: object) -> Content:
     """A list of keys and values as a map."""
-    return {str(one["key"]): value(one.get("value")) for one in _maps(given) if isinstance(one.get("key"), str)}
+    return {str(one["key"]): value(one.get("value")) for one in maps(given) if isinstance(one.get("key"), str)}
 
 
 def value(given: object) -> object:
@@ -98,20 +98,17 @@ def value(given: object) -> object:
         except (TypeError, ValueError):
             return None
     if "arrayValue" in given:
-        inner = given["arrayValue"]
-        return [value(one) for one in _list(inner.get("values") if isinstance(inner, Mapping) else None)]
+        return [value(one) for one in listed(mapping(given["arrayValue"]).get("values"))]
     if "kvlistValue" in given:
-        inner = given["kvlistValue"]
-        return attributes(inner.get("values") if isinstance(inner, Mapping) else None)
+        return attributes(mapping(given["kvlistValue"]).get("values"))
     return None
 
 
-def _items(content: Mapping[str, Json], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
-    for resource in _maps(content.get(outer)):
-        about = resource.get("resource")
-        known = attributes(about.get("attributes")) if isinstance(about, Mapping) else {}
-        for scope in _maps(resource.get(middle)):
-            for item in _maps(scope.get(inner)):
+def _items(content: Mapping[str, object], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
+    for resource in maps(content.get(outer)):
+        known = attributes(mapping(resource.get("resource")).get("attributes"))
+        for scope in maps(resource.get(middle)):
+            for item in maps(scope.get(inner)):
                 yield known, item
 
 
@@ -120,7 +117,7 @@ def _event(given: Content) -> SpanEvent:
 
 
 def _failed(status: object) -> bool:
-    return isinstance(status, Mapping) and status.get("code") in (2, "2", "STATUS_CODE_ERROR")
+    return mapping(status).get("code") in (2, "2", "STATUS_CODE_ERROR")
 
 
 def _hex(given: object) -> str:
@@ -136,15 +133,12 @@ def micros(nanos: object) -> Micros | None:
     return nanos // 1000 if nanos // 1000 <= bounds.TIME else None
 
 
-def _list(given: object) -> list[Json]:
-    return given if isinstance(given, list) else []
+def maps(given: object) -> list[Content]:
+    """The maps of a list that is one."""
+    return [one for one in listed(given) if isinstance(one, dict)]
 
 
-def _maps(given: object) -> list[Content]:
-    return [one for one in _list(given) if isinstance(one, dict)]
-
-
-def tokens(known: Mapping[str, Json], *names: str) -> int:
+def tokens(known: Mapping[str, object], *names: str) -> int:
     """The first of these attributes that is a count."""
     return next((found for name in names if (found := whole_number(known.get(name)))), 0)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from millrace.infra.engines.bearer import Key
-from millrace.schemas.json_values import Json
 
 if TYPE_CHECKING:
     from millrace.infra.engines.base import Engine
@@ -80,7 +79,7 @@ class EngineKind(ABC):
         """What is wasted on this machine by what is installed, and what to do; None for nothing."""
         return None
 
-    def refusal(self, device: Device, config: Mapping[str, Json]) -> str | None:
+    def refusal(self, device: Device, config: Mapping[str, object]) -> str | None:
         """Why a local engine cannot serve versions of a model of this config.json, and what to do; None: it can."""
         return None
 

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from pydantic import SecretStr
 
@@ -123,7 +122,7 @@ def _digest(settings: Settings, role: str) -> str:
     return _slow_digest(json.dumps(read, sort_keys=True, default=_plain), str(settings.home))
 
 
-def _value(values: Mapping[str, Any], key: str) -> object:
+def _value(values: Mapping[str, Mapping[str, object]], key: str) -> object:
     section, _, name = key.partition(".")
     return values[section][name] if name else values[section]
 

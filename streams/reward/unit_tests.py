@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from millrace.dialects.answers import mapping
 from millrace.schemas import bounds
-from millrace.schemas.json_values import Json
 from millrace.streams.reward.pool import Verdict
 
 NO_TESTS = "no_tests"
@@ -75,7 +74,7 @@ def program(output: str) -> str:
     return output if found is None else "".join(f"{line}\n" for line in lines[slice(*found)])
 
 
-def files(task: Mapping[str, Json], name: str) -> dict[str, str]:
+def files(task: Mapping[str, object], name: str) -> dict[str, str]:
     """The files of a task's tests by relative name. name: of the program. Raises ValueError with the failure."""
     tests = task.get("tests")
     if tests is None:
@@ -91,7 +90,7 @@ def files(task: Mapping[str, Json], name: str) -> dict[str, str]:
     return dict(found)
 
 
-def count(task: Mapping[str, Json]) -> int:
+def count(task: Mapping[str, object]) -> int:
     """How many tests a task says it has, 0 where it does not say. Raises ValueError with the failure."""
     said = mapping(task.get("tests")).get("count", 0)
     if type(said) is not int or not 0 <= said <= TESTS:

@@ -113,12 +113,11 @@ def normalise(
     return out
 
 
+_Members = list[NDArray[np.int64]]
+
+
 def _means(
-    values: NDArray[np.float64],
-    counted: NDArray[np.bool_],
-    members: list[NDArray[np.int64]],
-    norm: Norm,
-    reduce: Reduce,
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     mean = np.zeros(len(values))
     if norm.mean_level == "batch":
@@ -138,11 +137,7 @@ def _means(
 
 
 def _divisors(
-    values: NDArray[np.float64],
-    counted: NDArray[np.bool_],
-    members: list[NDArray[np.int64]],
-    norm: Norm,
-    reduce: Reduce,
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     divisor = np.ones(len(values))
     if norm.std_level == "batch":

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from millrace.schemas.json_values import Json
 from millrace.trainers.backends.base import Backend
 from millrace.trainers.backends.layout import (
     DEEPSPEED,
@@ -58,7 +57,7 @@ def make_backend(
 
 
 def _with_roles(
-    allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, Json]
+    allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, object]
 ) -> Backend:
     """`options` are for places of the actor's kind."""
     from millrace.trainers.backends.places import places_of

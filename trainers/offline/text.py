@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeGuard
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from millrace.schemas.json_values import Json
 from millrace.trainers.errors import BadConfiguration, BadData
 
 Marked: TypeAlias = tuple[list[int], list[int]]
@@ -71,7 +70,7 @@ class Encoder:
             raise BadData("a reply is text, a list of messages with role and content, or a list of token ids")
         return before + after, [0] * len(before) + [1] * len(after)
 
-    def conversation(self, messages: Sequence[Mapping[str, Json]], tools: object = None, first: int = 0) -> Marked:
+    def conversation(self, messages: Sequence[Mapping[str, object]], tools: object = None, first: int = 0) -> Marked:
         """Every assistant message from number `first` on trains."""
         tokens: list[int] = []
         mask: list[int] = []
@@ -100,7 +99,7 @@ class Encoder:
     def _plain(self, text: str, *, special: bool = False) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
 
-    def _render(self, messages: Sequence[Mapping[str, Json]], tools: object, *, reply: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, object]], tools: object, *, reply: bool) -> str:
         if not self._tokenizer.chat_template:
             raise BadConfiguration(f"{self.directory} has no chat template: give rows as prompt and completion texts")
         try:
@@ -114,7 +113,7 @@ class Encoder:
             raise BadData(f"the chat template refuses it: {reason[:300]}{_nulls(messages)}") from error
 
 
-def _nulls(messages: Sequence[Mapping[str, Json]]) -> str:
+def _nulls(messages: Sequence[Mapping[str, object]]) -> str:
     """Which message has no content, for templates that join it to text."""
     empty = [str(index) for index, message in enumerate(messages) if message["content"] is None]
     return f"; the content of message {', '.join(empty[:5])} is null: write an empty text" if empty else ""
@@ -129,7 +128,7 @@ def is_tokens(value: object) -> TypeGuard[list[int]]:
     )
 
 
-def is_messages(value: object) -> TypeGuard[list[Mapping[str, Json]]]:
+def is_messages(value: object) -> TypeGuard[list[Mapping[str, object]]]:
     """Whether it is a list of chat messages."""
     return (
         isinstance(value, list)

@@ -20,7 +20,6 @@ from millrace.infra import faults
 from millrace.infra.engines.bearer import Key
 from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
-from millrace.schemas.json_values import Json
 from millrace.schemas.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
@@ -158,7 +157,7 @@ class VllmControl(HttpControl):
         self._identity = None
 
 
-def wrong_on_cpu(config: Mapping[str, Json]) -> str | None:
+def wrong_on_cpu(config: Mapping[str, object]) -> str | None:
     """What a model of this config.json does that vLLM on a CPU reloads wrongly, in silence; None where it does not."""
     if config.get("tie_word_embeddings"):
         return (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from millrace.infra.engines.bearer import Key
 from millrace.infra.engines.kind import Device, EngineKind, Launch, LocalEngine
 from millrace.infra.errors import ServiceError
-from millrace.schemas.json_values import Json
 
 if TYPE_CHECKING:
     from millrace.infra.engines.vllm.control import VllmControl
@@ -51,7 +50,7 @@ class VllmKind(EngineKind):
 
         return IDLE_GPU if self._on_cpu(device) and leaves_gpu_idle(device, "cpu") else None
 
-    def refusal(self, device: Device, config: Mapping[str, Json]) -> str | None:
+    def refusal(self, device: Device, config: Mapping[str, object]) -> str | None:
         from millrace.infra.engines.vllm.control import wrong_on_cpu
 
         return wrong_on_cpu(config) if self._on_cpu(device) else None

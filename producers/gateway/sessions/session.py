@@ -17,7 +17,7 @@ from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.producers.gateway.sessions.tool_asks import Asks
 from millrace.schemas.chain import START
 from millrace.schemas.ids import now_micros
-from millrace.schemas.json_values import Json, JsonObject
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import EpisodeStarted, Event, Split
 
 
@@ -42,7 +42,7 @@ class GatewaySession:
     start: EpisodeStarted
     parent: str | None = None
     spawn_call: str | None = None
-    defaults: Mapping[str, Json] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     step: int = 0
     link: bytes = START
     whole: bool = True

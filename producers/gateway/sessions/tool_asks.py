@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from millrace.dialects import match_keys
 from millrace.dialects.rendering.base import Message
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import ToolJoin
 
 SLACK_US = 1_000_000
@@ -75,7 +74,7 @@ class Asks:
     def __init__(self) -> None:
         self.waiting: list[ToolAsk] = []
 
-    def called(self, messages: Sequence[Mapping[str, Json]], at: int, supersedes: str | None = None) -> None:
+    def called(self, messages: Sequence[Mapping[str, object]], at: int, supersedes: str | None = None) -> None:
         """The model was called with these messages: results that they echo are settled, and what a superseded reply
         asked never reached its client."""
         self.waiting = [
