@@ -10,7 +10,6 @@ import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -20,13 +19,14 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import ConfigError, MillraceError, RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.producers.tasks.source import TaskSource, open_tasks
+from millrace.schemas.json_values import JsonObject
 from millrace.streams.reward.choose import JUDGE, SETTLED, TESTS, choose
 from millrace.streams.reward.running import weak
 from millrace.streams.reward.verifiers import OURS, load
 
 TAKES_AGENT = "(task, base_url, api_key)"
 TAKES_VERIFIER = "(task, output, episode)"
-EPISODE = {
+EPISODE: JsonObject = {
     "trajectory": "check",
     "group": "check",
     "task_id": "check",
@@ -168,7 +168,7 @@ def _rendered(renderers: dict[str, str]) -> str:
     return ", ".join(f"{name} in {where}" for where, name in renderers.items())
 
 
-def _takes_three(function: Any, what: str, takes: str, error: type[MillraceError]) -> None:
+def _takes_three(function: Callable[..., object], what: str, takes: str, error: type[MillraceError]) -> None:
     """Raises `error` for a function that cannot be called with three values."""
     try:
         inspect.signature(function).bind(None, None, None)

@@ -35,10 +35,10 @@ def stored_id(value: bytes) -> str:
     """The id that belongs to the evaluation stored as `value`, hex. Raises SchemaError when it is none."""
     codec.decode_as("Evaluation", value)
     writer = by_fingerprint(value[2 : codec.HEAD])
-    record = cast(dict[str, Any], schemaless_reader(io.BytesIO(value[codec.HEAD :]), writer.parsed, None))
+    record = cast(dict[str, Any], schemaless_reader(io.BytesIO(value[codec.HEAD :]), writer.avro, None))
     out = io.BytesIO()
     out.write(value[: codec.HEAD])
-    schemaless_writer(out, writer.parsed, {**record, "id": ""})
+    schemaless_writer(out, writer.avro, {**record, "id": ""})
     return hashlib.sha256(out.getvalue()).hexdigest()
 
 

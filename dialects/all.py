@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
@@ -16,6 +15,7 @@ from millrace.dialects.messages.dialect import Messages
 from millrace.dialects.reading.reader import DialectReader, RecordedCall
 from millrace.dialects.rendering.base import RAW
 from millrace.dialects.responses.dialect import Responses
+from millrace.schemas.json_values import Json, JsonObject
 
 UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = Chat(), Completions(), Messages(), Responses()
@@ -67,12 +67,12 @@ def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     return orjson.dumps(asked), orjson.dumps({"choices": choices})
 
 
-def writer_of(response: Mapping[str, Any]) -> Dialect:
+def writer_of(response: Mapping[str, Json]) -> Dialect:
     """Who wrote a response: chat completions where nobody else did."""
     return next(dialect for dialect in DIALECTS if dialect.wrote(response))
 
 
-def _object(response: bytes) -> dict[str, Any]:
+def _object(response: bytes) -> JsonObject:
     try:
         found = orjson.loads(response)
     except orjson.JSONDecodeError as error:

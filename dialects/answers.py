@@ -6,12 +6,13 @@ have one number; what is read fits a ModelCall."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects import match_keys
 from millrace.dialects.rendering.base import Message
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import Json, JsonObject
 
 TEXT = ("text", "input_text", "output_text")
 THOUGHTS = ("reasoning_content", "reasoning")
@@ -34,7 +35,7 @@ class WholeAnswer(NamedTuple):
     usage: tuple[int, int, int]
 
 
-def understood(found: Mapping[str, Any]) -> WholeAnswer:
+def understood(found: Mapping[str, Json]) -> WholeAnswer:
     """The answer in a response's fields."""
     choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
     said = [
@@ -44,20 +45,20 @@ def understood(found: Mapping[str, Any]) -> WholeAnswer:
     return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
 
 
-def counts(found: Mapping[str, Any]) -> tuple[int, int, int]:
+def counts(found: Mapping[str, Json]) -> tuple[int, int, int]:
     """Tokens as a server counted them in a response: prompt, completion, cached."""
     usage = mapping(found.get("usage"))
     cached = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
     return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
 
 
-def error_in(response: Mapping[str, Any]) -> str:
+def error_in(response: Mapping[str, Json]) -> str:
     """What a server's error says, in its words; "" for what is none in a known shape."""
     error = response.get("error")
     return text(error) or text(mapping(error).get("message")) or text(response.get("message")) or ""
 
 
-def numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
+def numbers(choices: Sequence[Mapping[str, Json]]) -> list[int]:
     """The number of each choice: its index, or the next that none before it has, from its place on."""
     out: dict[int, None] = {}
     for place, choice in enumerate(choices):
@@ -68,11 +69,11 @@ def numbers(choices: Sequence[Mapping[str, Any]]) -> list[int]:
     return list(out)
 
 
-def reply(message: Mapping[str, Any]) -> Message:
+def reply(message: Mapping[str, Json]) -> Message:
     """An assistant's message as match keys and lineages want it: its text, with what it says to refuse; its thoughts,
     by whatever name; its tool calls."""
     said = content(message.get("content")) + (text(message.get("refusal")) or "")
-    out: dict[str, Any] = {"role": "assistant", "content": said}
+    out: JsonObject = {"role": "assistant", "content": said}
     given = listed(message.get("tool_calls")) or [{"function": message.get("function_call")}]
     calls = [found for one in given if (found := call(one)) is not None]
     if calls:
@@ -82,25 +83,25 @@ def reply(message: Mapping[str, Any]) -> Message:
     return out
 
 
-def thoughts_of(message: Mapping[str, Any]) -> str:
+def thoughts_of(message: Mapping[str, Json]) -> str:
     """What a message thinks, under one of the names that servers give it, or among its parts."""
     named = (found for name in THOUGHTS if (found := text(message.get(name))))
     return next(named, None) or thinking(message.get("content"))
 
 
-def thinking(given: Any) -> str:
+def thinking(given: object) -> str:
     """The thoughts among the parts of a message."""
     parts = [mapping(part) for part in listed(given)]
     return "".join(content(part.get("thinking")) for part in parts if part.get("type") == "thinking")
 
 
-def content(given: Any) -> str:
+def content(given: object) -> str:
     """The text of a message: a string, or the text parts of a list."""
     parts = [mapping(part) for part in listed(given)]
     return text(given) or "".join(text(part.get("text")) or "" for part in parts if part.get("type", "text") in TEXT)
 
 
-def call(given: Any) -> dict[str, Any] | None:
+def call(given: object) -> JsonObject | None:
     """A tool call; a custom one with its input as arguments. None for what is none."""
     given = mapping(given)
     function = mapping(given.get("function")) or mapping(given.get("custom"))
@@ -111,41 +112,42 @@ def call(given: Any) -> dict[str, Any] | None:
     return {"id": text(given.get("id")) or "", "type": "function", "function": named}
 
 
-def arguments_text(arguments: Any) -> str:
+def arguments_text(arguments: object) -> str:
     """The arguments of a call as JSON text, also where a server writes them as the object itself."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else match_keys.canonical(arguments).decode(errors="replace")
 
 
-def text(given: Any) -> str | None:
+def text(given: object) -> str | None:
     """A string that is one."""
     return given if isinstance(given, str) and given else None
 
 
-def name(given: Any) -> str | None:
+def name(given: object) -> str | None:
     """A string that is one, within the bounds of a name."""
     found = text(given)
     return found if found and len(found.encode(errors="surrogatepass")) <= bounds.NAME_BYTES else None
 
 
-def number(given: Any, otherwise: int = 0) -> int:
+def number(given: object, otherwise: int = 0) -> int:
     """A count or an index within the bounds."""
-    good = isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= bounds.INT
-    return given if good else otherwise
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= bounds.INT:
+        return given
+    return otherwise
 
 
-def mapping(given: Any) -> Mapping[str, Any]:
+def mapping(given: object) -> Mapping[str, Json]:
     """A map that is one, else an empty one."""
     return given if isinstance(given, dict) else {}
 
 
-def listed(given: Any) -> list[Any]:
+def listed(given: object) -> list[Json]:
     """A list that is one, else an empty one."""
     return given if isinstance(given, list) else []
 
 
-def bytes_in(value: Any) -> int:
+def bytes_in(value: object) -> int:
     """Bytes of all the text in a JSON value, as UTF-8, but for the names in its maps and for log-probabilities."""
     size, rest = 0, [value]
     while rest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from starlette.responses import Response
 
@@ -26,6 +26,7 @@ from millrace.dialects.stored_responses import Recall, Recalled, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.errors import EngineError
 from millrace.infra.process.offload import aside
+from millrace.schemas.json_values import Json
 
 
 class StreamEvent(NamedTuple):
@@ -145,7 +146,7 @@ class Dialect(ABC):
         """The writer of a streamed reply."""
 
     @abstractmethod
-    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+    def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         """The stream that says what a server's whole response of this API says; nothing for one that says nothing."""
 
     async def as_stream(self, parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -184,16 +185,16 @@ class Dialect(ABC):
         """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
         return StreamEvent("", self.error(error))
 
-    def names(self, head: RequestHead) -> tuple[tuple[Any, ...], str | None]:
+    def names(self, head: RequestHead) -> tuple[tuple[object, ...], str | None]:
         """What a request to an upstream says of its end user, and what it calls the conversation."""
         return (head.user, head.safety_identifier), None
 
     @abstractmethod
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         """Whether a recorded response is one of this dialect's."""
 
     @abstractmethod
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         """What a recorded call said. Raises ApiError or ValueError for a request that is none."""
 
     def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:

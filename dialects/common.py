@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -11,12 +11,15 @@ from millrace.dialects.base import StreamEvent
 from millrace.dialects.errors import bad_request
 from millrace.dialects.reading import events
 from millrace.dialects.writable import WritableCall
+from millrace.schemas.json_values import JsonObject
+
+T = TypeVar("T")
 
 DONE = StreamEvent("", events.DONE)
 """the last event of a stream"""
 
 
-def decoded(decoder: Any, body: bytes, *, named: bool = True) -> Any:
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes, *, named: bool = True) -> T:
     """The body of a request. Raises ApiError 400 for what is no JSON, or has wrong types; `named`: the error begins
     with the place of the wrong value."""
     shape.check(body)
@@ -30,7 +33,7 @@ def decoded(decoder: Any, body: bytes, *, named: bool = True) -> Any:
         raise shape.json_refusal(body, error) from None
 
 
-def usage_of(call: WritableCall) -> dict[str, Any]:
+def usage_of(call: WritableCall) -> JsonObject:
     """Token counts of a call as chat completions and completions report them."""
     prompt, completion = call.prompt_tokens, call.completion_tokens
     return {

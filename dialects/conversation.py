@@ -18,6 +18,7 @@ from millrace.dialects.media import Address
 from millrace.dialects.rendering.base import RAW, Message, Tools
 from millrace.dialects.stored_responses import Given
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):
@@ -71,10 +72,11 @@ class Media(msgspec.Struct, frozen=True, gc=False):
     address: Address = NOWHERE
 
 
-def media(kinds: Mapping[Any, Kind], type: Any, at: str, address: Address = NOWHERE) -> Media:
+def media(kinds: Mapping[str, Kind], type: object, at: str, address: Address = NOWHERE) -> Media:
     """A part of the type that its client calls so; `kinds` are those that an API has."""
-    known = isinstance(type, str)
-    return Media(kinds.get(type, "unknown") if known else "unknown", type if known else None, at, address)
+    if not isinstance(type, str):
+        return Media("unknown", None, at, address)
+    return Media(kinds.get(type, "unknown"), type, at, address)
 
 
 class ModelRefusal(msgspec.Struct, frozen=True, gc=False):
@@ -105,7 +107,7 @@ class ReplyShape(msgspec.Struct, frozen=True, gc=False):
     it. `strict`: its client takes it for granted; engines of ours always hold to it."""
 
     param: str
-    schema: dict[str, Any] | None = None
+    schema: JsonObject | None = None
     strict: bool = False
 
 
@@ -144,7 +146,7 @@ class Ask(msgspec.Struct, kw_only=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     name: str | None = None
     """what the body calls the conversation"""
-    users: tuple[Any, ...] = ()
+    users: tuple[object, ...] = ()
     """what the body says of the end user: the first text among these"""
     prompt: str | tuple[int, ...] | None = None
     """the prompt itself, as text or as tokens, in place of turns: no template writes it"""
@@ -183,7 +185,7 @@ def messages_of(turns: Sequence[Turn], *, strict: bool = True) -> list[Message]:
 def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     answered = False
     for part in turn.parts:
         match part:
@@ -209,8 +211,8 @@ def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
         out.append(message)
 
 
-def _message(turn: Turn, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": turn.role, "content": text}
+def _message(turn: Turn, text: str, calls: Sequence[JsonObject] = ()) -> JsonObject:
+    out: JsonObject = {"role": turn.role, "content": text}
     if calls:
         out["tool_calls"] = calls
     if turn.name is not None:
@@ -219,7 +221,7 @@ def _message(turn: Turn, text: str, calls: Sequence[dict[str, Any]] = ()) -> dic
 
 
 def _result(part: ToolResult) -> Message:
-    out: dict[str, Any] = {"role": "tool", "content": part.text}
+    out: JsonObject = {"role": "tool", "content": part.text}
     if part.call is not None:
         out["tool_call_id"] = part.call
     if part.name is not None:
@@ -266,7 +268,7 @@ def unknown_fields(ask: Ask, body: bytes) -> list[str]:
     return [field for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if field not in known]
 
 
-def schema_of(given: Any, param: str) -> dict[str, Any] | None:
+def schema_of(given: object, param: str) -> JsonObject | None:
     """The JSON schema that a field holds, None where there is none. Raises ApiError 400 for what is no schema."""
     if given is None or isinstance(given, dict):
         return given

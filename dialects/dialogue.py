@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from millrace.dialects.all import as_chat
-from millrace.dialects.answers import text, thoughts_of
+from millrace.dialects.answers import mapping, text, thoughts_of
+from millrace.dialects.rendering.base import Message
 from millrace.infra.engines.upstream import NOT_WHOLE
+from millrace.schemas.json_values import Json, JsonObject
 from millrace.schemas.records import ModelCall, Trajectory
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -44,12 +45,12 @@ class Unsayable(Exception):
 class Dialogue:
     """One call as a chat: the messages that the model read, its reply, the tools it was offered."""
 
-    messages: list[dict[str, Any]]
-    reply: dict[str, Any]
-    tools: list[dict[str, Any]]
+    messages: list[Message]
+    reply: Message
+    tools: list[JsonObject]
 
     @property
-    def whole(self) -> list[dict[str, Any]]:
+    def whole(self) -> list[Message]:
         """Everything that was said, the reply last."""
         return [*self.messages, self.reply]
 
@@ -100,14 +101,14 @@ def lesson(record: Trajectory, call: ModelCall) -> Dialogue:
     return chat
 
 
-def canonical(message: Any) -> dict[str, Any]:
+def canonical(message: object) -> Message:
     """A message as {role, content} with `content` a text, which ends with what it says to refuse; and `tool_calls`,
     `name`, `tool_call_id` and `reasoning_content` where it has them, by whatever name. Raises Unsayable for what is
     none, or holds more than text."""
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
         raise Unsayable("bad_message", "a message has no role of a chat")
     said = _text(message.get("content")) + _unicode(text(message.get("refusal")) or "")
-    out: dict[str, Any] = {"role": message["role"], "content": said}
+    out: JsonObject = {"role": message["role"], "content": said}
     out |= {name: _unicode(str(message[name])) for name in KEPT if message.get(name)}
     if thoughts := thoughts_of(message):
         out["reasoning_content"] = _unicode(thoughts)
@@ -117,7 +118,7 @@ def canonical(message: Any) -> dict[str, Any]:
     return out
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     if content is None or isinstance(content, str):
         return _unicode(content or "")
     given = content if isinstance(content, list) else [content]
@@ -137,20 +138,21 @@ def _unicode(text: str) -> str:
     return text
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+def _tool_call(call: object) -> JsonObject:
+    given = mapping(call)
+    function = mapping(given.get("function"))
+    if not isinstance(name := function.get("name"), str):
         raise Unsayable("bad_tool_call", "a tool call names no function")
     arguments = function.get("arguments", "")
     written = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {
-        "id": _unicode(str(call.get("id") or "")),
+        "id": _unicode(str(given.get("id") or "")),
         "type": "function",
-        "function": {"name": _unicode(function["name"]), "arguments": _unicode(written)},
+        "function": {"name": _unicode(name), "arguments": _unicode(written)},
     }
 
 
-def parsed(data: bytes) -> dict[str, Any]:
+def parsed(data: bytes) -> JsonObject:
     """The JSON object in some bytes; empty where there is none."""
     try:
         found = json.loads(data.decode("utf-8", "replace"))
@@ -159,7 +161,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def reply_of(response: bytes, choice: int) -> dict[str, Any] | None:
+def reply_of(response: bytes, choice: int) -> JsonObject | None:
     """The message of one of a response's choices, or the message that the response is; None where it is neither."""
     found = parsed(response)
     given = found.get("choices")
@@ -170,7 +172,7 @@ def reply_of(response: bytes, choice: int) -> dict[str, Any] | None:
     return found if "content" in found else None
 
 
-def asked_of(request: bytes) -> list[dict[str, Any]] | None:
+def asked_of(request: bytes) -> list[JsonObject] | None:
     """The messages of a request that came since the model last spoke; None for a request without messages."""
     messages = parsed(request).get("messages")
     if not isinstance(messages, list):
@@ -180,7 +182,7 @@ def asked_of(request: bytes) -> list[dict[str, Any]] | None:
     return given[last + 1 :]
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Json]) -> str:
     """A message's text, a string or the text parts of a list; what is no text is passed over."""
     content = message.get("content")
     if isinstance(content, list):
@@ -188,7 +190,7 @@ def text_of(message: Mapping[str, Any]) -> str:
     return str(content or "")
 
 
-def calls_of(message: Mapping[str, Any]) -> Sequence[str]:
+def calls_of(message: Mapping[str, Json]) -> Sequence[str]:
     """The tool calls of a message, each as JSON of its function."""
     calls = message.get("tool_calls")
     given = calls if isinstance(calls, list) else []

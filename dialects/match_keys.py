@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
 
 import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.rendering.base import Message, Tools
+from millrace.schemas.json_values import Json
 
 SIZE = 16
 LONG = 256 << 10
@@ -27,7 +27,7 @@ EXACT = 2**53
 """below it every whole float is one integer"""
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: object) -> bytes:
     """JSON with sorted keys and whole floats as integers; Python's own text of what nests too deep for that."""
     try:
         value = _whole(value)
@@ -50,7 +50,7 @@ def message_key(message: Message) -> bytes:
     """What identifies a message."""
     calls = message.get("tool_calls")
     if calls:
-        parts: list[Any] = [[call["id"], call["function"]["name"], _arguments(call)] for call in calls]
+        parts: list[Json] = [[call["id"], call["function"]["name"], _arguments(call)] for call in calls]
         return _listed([message["role"], parts])
     return _listed([message["role"], message.get("tool_call_id"), message["content"].strip()])
 
@@ -87,18 +87,18 @@ def request_hash(body: bytes) -> bytes:
     return blake2b(body if len(body) > LONG else canonical_json(body), digest_size=SIZE).digest()
 
 
-def _arguments(call: Any) -> str:
+def _arguments(call: Message) -> str:
     return canonical_json(call["function"]["arguments"]).decode(errors="replace")
 
 
-def _listed(parts: list[Any]) -> bytes:
+def _listed(parts: list[Json]) -> bytes:
     try:
         return orjson.dumps(parts)
     except TypeError:  # half a surrogate pair, which no JSON text of UTF-8 holds
         return repr(parts).encode()
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     if isinstance(value, float):
         return int(value) if -EXACT < value < EXACT and value.is_integer() else value
     if isinstance(value, int) and not -(2**63) <= value < 2**64:

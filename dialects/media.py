@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects.answers import mapping, text
+from millrace.schemas.json_values import Json
 
 DATA = "data:"
 ENCODED = ";base64,"
@@ -43,20 +44,20 @@ def plain_text(data: str) -> str | None:
         return None
 
 
-def of_chat(part: Mapping[str, Any]) -> Address:
+def of_chat(part: Mapping[str, Json]) -> Address:
     """Of a part of chat completions."""
     file = mapping(part.get("file"))
     url = text(mapping(part.get("image_url")).get("url")) or _inside(file.get("file_data")) or _sound(part)
     return Address(url, text(file.get("filename")) or "")
 
 
-def of_responses(part: Mapping[str, Any]) -> Address:
+def of_responses(part: Mapping[str, Json]) -> Address:
     """Of a part of Responses."""
     url = text(part.get("image_url")) or _inside(part.get("file_data")) or text(part.get("file_url")) or _sound(part)
     return Address(url, text(part.get("filename")) or "")
 
 
-def of_messages(block: Mapping[str, Any]) -> Address:
+def of_messages(block: Mapping[str, Json]) -> Address:
     """Of a block of Messages."""
     source = mapping(block.get("source"))
     type, data = text(source.get("media_type")) or "", text(source.get("data")) or ""
@@ -70,12 +71,12 @@ def of_messages(block: Mapping[str, Any]) -> Address:
             return Address(text(source.get("url")) or "", name)
 
 
-def _inside(data: Any) -> str:
+def _inside(data: object) -> str:
     found = text(data) or ""
     return found if held(found) else ""
 
 
-def _sound(part: Mapping[str, Any]) -> str:
+def _sound(part: Mapping[str, Json]) -> str:
     said = mapping(part.get("input_audio"))
     format, data = text(said.get("format")) or "", text(said.get("data")) or ""
     return data_url(AUDIO + format, data) if format else ""

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from millrace.schemas.json_values import Json
+
 ORIGIN = "_origin"
 """header of a call's entry: where its response is kept"""
 
@@ -160,10 +162,10 @@ class NoRecall(Recall):
         return None
 
 
-Recalled: TypeAlias = Callable[[Sequence[Any]], Recall]
+Recalled: TypeAlias = Callable[[Sequence[Json]], Recall]
 """What the caller of a request may name, by what the request says of its end user"""
 
 
-def nobody(users: Sequence[Any]) -> Recall:
+def nobody(users: Sequence[Json]) -> Recall:
     """Of a caller who was never given anything."""
     return NoRecall()

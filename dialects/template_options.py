@@ -16,6 +16,7 @@ import msgspec
 
 from millrace.dialects.errors import bad_request
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 SWITCHES = ("enable_thinking", "thinking")
 """names of templates for whether the model thinks"""
@@ -41,7 +42,7 @@ class _Said(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Said)
 
 
-def template_options(body: bytes) -> dict[str, Any]:
+def template_options(body: bytes) -> JsonObject:
     """The options by their names in templates. Raises ApiError 400 for one that is the gateway's own to give."""
     if not any(name in body for name in NAMED):
         return {}
@@ -49,7 +50,7 @@ def template_options(body: bytes) -> dict[str, Any]:
         said = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     effort = said.reasoning_effort or _of(said.reasoning, "effort") or _of(said.output_config, "effort")
     if isinstance(effort, str) and len(effort) <= bounds.NAME_BYTES:
         out["reasoning_effort"] = effort
@@ -69,5 +70,5 @@ def template_options(body: bytes) -> dict[str, Any]:
     return out | given if isinstance(given, dict) else out
 
 
-def _of(given: Any, name: str) -> Any:
+def _of(given: object, name: str) -> Json:
     return given.get(name) if isinstance(given, Mapping) else None

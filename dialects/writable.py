@@ -5,10 +5,11 @@ Invariant: a dialect asks nothing else of a call, so what it can write of one it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from millrace.dialects.conversation import Ask, Part
+from millrace.schemas.json_values import JsonObject
 
 
 class WritableChoice(Protocol):
@@ -27,11 +28,11 @@ class WritableChoice(Protocol):
         """Log-probabilities of the tokens, natural logarithm."""
 
     @property
-    def tops(self) -> Sequence[Any]:
+    def tops(self) -> Sequence[Iterable[tuple[int, float]]]:
         """(token id, log-probability) of the rivals of each token."""
 
     @property
-    def calls(self) -> Sequence[dict[str, Any]]:
+    def calls(self) -> Sequence[JsonObject]:
         """Tool calls as messages of chat completions hold them."""
 
     @property
@@ -53,7 +54,7 @@ class WritableChoice(Protocol):
     def parts(self) -> Sequence[Part]:
         """The whole reply: its thoughts, its text, its calls, of each what there is."""
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The assistant message of chat completions."""
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 import orjson
 import pyarrow as pa
@@ -25,6 +25,7 @@ from millrace.dialects.shape import measure
 from millrace.formats.episodes.rows import BadRow, ImportRow, without_nulls
 from millrace.infra.errors import ImportRefused
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 
 BATCH = 64
 """rows of columns that are read at once"""
@@ -80,7 +81,7 @@ class JsonLinesReader(RowReader):
                     refuse(number, error)
 
 
-def parse_row(line: bytes) -> dict[str, Any]:
+def parse_row(line: bytes) -> JsonObject:
     """The object of a line. Raises BadRow."""
     if line.count(b"[") + line.count(b"{") > LEVELS and measure(line).depth > LEVELS:
         raise BadRow("too_deep", f"the row nests more than {LEVELS} levels deep")
@@ -90,7 +91,7 @@ def parse_row(line: bytes) -> dict[str, Any]:
         raise BadRow("not_json", f"the line is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRow("not_an_object", "the line is no JSON object: each line holds one row")
-    row: dict[str, Any] = without_nulls(value)
+    row: JsonObject = without_nulls(value)
     return row
 
 
@@ -169,7 +170,7 @@ class Sink(ABC):
     """Takes rows, one after the other."""
 
     @abstractmethod
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         """Take a row."""
 
     @abstractmethod
@@ -184,7 +185,7 @@ class JsonLinesSink(Sink):
         self._file = path.open("wb")
         path.chmod(0o600)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         try:
             line = orjson.dumps(row)
         except TypeError:  # a number of more than 64 bits, nesting of more than 254
@@ -202,11 +203,11 @@ class ParquetSink(Sink):
         self.schema = schema
         self.rows = 0
         """taken so far"""
-        self._waiting: list[Mapping[str, Any]] = []
+        self._waiting: list[Mapping[str, object]] = []
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
         path.chmod(0o600)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         self.rows += 1
         self._waiting.append(row)
         if len(self._waiting) >= ROWS:
@@ -231,7 +232,7 @@ class DatasetSink(Sink):
         self._aside = path / "rows.parquet"
         self._inner = ParquetSink(self._aside, schema)
 
-    def write(self, row: Mapping[str, Any]) -> None:
+    def write(self, row: Mapping[str, object]) -> None:
         self._inner.write(row)
 
     def close(self) -> None:

@@ -9,18 +9,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.dialects.dialogue import Dialogue, Unsayable, dialogue, lesson
+from millrace.dialects.rendering.base import Message
 from millrace.formats.clearance import usable_calls
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.requests import whole_calls
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import Event, Lineage, ModelCall, Trajectory
 
 
@@ -101,7 +102,7 @@ class ExportedSample:
         """The last usable call of each lineage, which holds all that was said before. Raises Unsayable."""
         return {name: chats[-1] for name, chats in self.dialogues.items()}
 
-    def messages(self) -> dict[str, list[dict[str, Any]]]:
+    def messages(self) -> dict[str, list[Message]]:
         """What was said in each lineage, whole lesson or not, for rows whose mask says which tokens train; empty where
         a call is no chat of text."""
         try:
@@ -116,7 +117,7 @@ class ExportedSample:
             raise Unsayable("no_reward", "it has no finite reward")
         return reward
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What every layout may say about it beside its content."""
         record = self.record
         return {
@@ -133,7 +134,7 @@ class ExportedSample:
         }
 
 
-def prompt_and_completion(calls: Sequence[Dialogue]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def prompt_and_completion(calls: Sequence[Dialogue]) -> tuple[list[Message], list[Message]]:
     """(what was asked before the policy first spoke, what was said from there on). Raises Unsayable where a later call
     does not repeat it."""
     prompt, messages = calls[0].messages, calls[-1].whole

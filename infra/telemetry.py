@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millrace.schemas.ids import Micros, now_micros
+from millrace.schemas.json_values import JsonObject
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -59,7 +60,7 @@ class Instrument:
         """From here on measurements are recorded."""
         self._real = getattr(meter, f"create_{self.kind}")(self.name, self.unit, self.what, **self.more())
 
-    def more(self) -> dict[str, Any]:
+    def more(self) -> JsonObject:
         """What else the meter is told about it."""
         return {}
 
@@ -81,7 +82,7 @@ class Histogram(Instrument):
     kind = "histogram"
     __slots__ = ()
 
-    def more(self) -> dict[str, Any]:
+    def more(self) -> JsonObject:
         # The default buckets are made for milliseconds: every step and commit would fall into the first.
         return {"explicit_bucket_boundaries_advisory": BUCKETS[self.unit]} if self.unit in BUCKETS else {}
 

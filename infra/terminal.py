@@ -45,12 +45,12 @@ def put(text: str) -> None:
     print(clean(text) if sys.stdout.isatty() else text)
 
 
-def put_json(value: Any) -> None:
+def put_json(value: object) -> None:
     """Print a value as JSON, indented, in ASCII. What is no number, or infinite, is null: JSON has no word for it."""
     print(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """A value as JSON takes it: what is no number, or infinite, is null; a tuple is a list."""
     match value:
         case float():

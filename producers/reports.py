@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
-from typing import Any
 
 from millrace.producers.intake.capture import Capture
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.spool import Spool, home
+from millrace.schemas.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class GatewayLine:
             return self._unkept
         return self._unkept + self._spool.lost + self._capture.refused + self._capture.unread
 
-    def take(self, owner: Owner, event: dict[str, Any]) -> None:
+    def take(self, owner: Owner, event: JsonObject) -> None:
         """Keep an event. Never raises."""
         if self._capture is None:
             self._unkept += 1
@@ -96,7 +96,7 @@ class Reports:
         self._turn = threading.Lock()
         self._lines: dict[str, GatewayLine] = {}
 
-    def take(self, owner: Owner, event: dict[str, Any]) -> None:
+    def take(self, owner: Owner, event: JsonObject) -> None:
         """Report an event of the session of `owner`. Never raises."""
         self._line(owner.base_url).take(owner, event)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import Array
 
-DTYPES: dict[str, np.dtype[Any]] = {
+DTYPES: dict[str, np.dtype[np.number]] = {
     "int32": np.dtype("<i4"),
     "int64": np.dtype("<i8"),
     "float32": np.dtype("<f4"),
@@ -19,7 +19,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-def pack(values: npt.NDArray[Any] | Sequence[float], dtype: str | None = None) -> Array:
+def pack(values: npt.NDArray[np.number] | Sequence[float], dtype: str | None = None) -> Array:
     """An array record of a 1-D array; `dtype` converts, else the array's own is kept.
 
     Raises CorruptRecord for a dtype that no reader knows."""
@@ -35,8 +35,7 @@ def unpack(record: Array) -> npt.NDArray[Any]:
     dtype = DTYPES.get(record["dtype"])
     if dtype is None or len(record["data"]) % dtype.itemsize:
         raise CorruptRecord(f"{len(record['data'])} bytes are no array of {record['dtype']}")
-    array: npt.NDArray[Any] = np.frombuffer(record["data"], dtype)
-    return array
+    return np.frombuffer(record["data"], dtype)
 
 
 def empty(dtype: str) -> Array:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millrace.schemas.registry import current
+from millrace.schemas.records import Event
+from millrace.schemas.registry import AvroSchema, AvroType, current
 
 START = b""
 """prev_hash of the first event of a chain"""
@@ -28,7 +29,9 @@ VERSION = 2
 _PURPOSE = b"millrace event 2\0"
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 _REQUIRED = object()
-Canonical = Callable[[Any], Any]
+Canonical = Callable[[Any], object]
+CanonicalRecord = Callable[[Mapping[str, object]], dict[str, object]]
+
 LONG = 1 << 16
 """bytes of a body from which on a link may be begun before its event has a place in the chain"""
 
@@ -40,16 +43,16 @@ class Begun(NamedTuple):
     digest: hashlib._Hash
 
 
-def begin(event: Mapping[str, Any]) -> Begun:
+def begin(event: Event) -> Begun:
     """The long part of a link of version 2, which is the same wherever in its chain the event will stand: any thread
     may make it. Raises ValueError for a body of less than `LONG` bytes."""
-    before, _ = _around_body(_event()(event))
+    before, _ = _around_body(_event()(event), len(event["body"]))
     digest = hashlib.sha256(_PURPOSE + before)
     digest.update(event["body"])
     return Begun(before, digest)
 
 
-def event_hash(prev: bytes, event: Mapping[str, Any], begun: Begun | None = None) -> bytes:
+def event_hash(prev: bytes, event: Event, begun: Begun | None = None) -> bytes:
     """The 32-byte link after `prev` of a `schemas` Event, by the event's own `hash_version`.
 
     `prev` is the former link of the same chain, or START. `begun`: what `begin` made of the same body; where the event
@@ -58,7 +61,7 @@ def event_hash(prev: bytes, event: Mapping[str, Any], begun: Begun | None = None
         return _identity_hash(prev, event)
     covered = _event()({**event, "prev_hash": prev})
     if begun is not None:
-        before, behind = _around_body(covered)
+        before, behind = _around_body(covered, len(event["body"]))
         if before == begun.before:
             digest = begun.digest.copy()
             digest.update(behind)
@@ -68,9 +71,8 @@ def event_hash(prev: bytes, event: Mapping[str, Any], begun: Begun | None = None
     return digest.digest()
 
 
-def _around_body(covered: Mapping[str, Any]) -> tuple[bytes, bytes]:
+def _around_body(covered: Mapping[str, object], size: int) -> tuple[bytes, bytes]:
     """How an event's canonical fields are written before and behind the bytes of its body."""
-    size = len(covered["body"])
     if size < LONG:
         raise ValueError(f"a body of {size} bytes is not begun ahead of its link")
     whole = _encode({**covered, "body": b""})
@@ -80,7 +82,7 @@ def _around_body(covered: Mapping[str, Any]) -> tuple[bytes, bytes]:
     return whole[:start] + struct.pack(">BI", 0xC6, size), whole[start + len(_encode(b"")) :]
 
 
-def _identity_hash(prev: bytes, event: Mapping[str, Any]) -> bytes:
+def _identity_hash(prev: bytes, event: Event) -> bytes:
     """Version 1: the identity and the body alone, each length-prefixed."""
     digest = hashlib.sha256()
     for part in (
@@ -97,16 +99,16 @@ def _identity_hash(prev: bytes, event: Mapping[str, Any]) -> bytes:
 
 
 @cache
-def _event() -> Canonical:
+def _event() -> CanonicalRecord:
     schema = current("Event").parsed
     return _record({**schema, "fields": [field for field in schema["fields"] if field["name"] != "hash"]}, {})
 
 
-def _record(schema: Mapping[str, Any], known: dict[str, Canonical]) -> Canonical:
+def _record(schema: AvroSchema, known: dict[str, Canonical]) -> CanonicalRecord:
     """What a record's fields are without those at their default."""
     fields = [(field["name"], field.get("default", _REQUIRED), _of(field["type"], known)) for field in schema["fields"]]
 
-    def canonical(record: Mapping[str, Any]) -> dict[str, Any]:
+    def canonical(record: Mapping[str, object]) -> dict[str, object]:
         out = {}
         for name, default, inner in fields:
             value = record.get(name, default)
@@ -118,7 +120,7 @@ def _record(schema: Mapping[str, Any], known: dict[str, Canonical]) -> Canonical
     return canonical
 
 
-def _of(kind: Any, known: dict[str, Canonical]) -> Canonical | None:
+def _of(kind: AvroType, known: dict[str, Canonical]) -> Canonical | None:
     """How a value of a type becomes canonical; None where it is canonical as it is."""
     if isinstance(kind, list):
         inner = [found for found in (_of(each, known) for each in kind if each != "null") if found is not None]

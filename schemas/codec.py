@@ -33,7 +33,7 @@ def _head(name: str) -> tuple[bytes, Schema, Check]:
     return MARK + schema.fingerprint, schema, check_of(schema.parsed)
 
 
-def encode_named(name: str, record: Mapping[str, Any]) -> bytes:
+def encode_named(name: str, record: Mapping[str, object]) -> bytes:
     """The bytes of a record. Raises UnknownKey for a key that its schema does not have, CorruptRecord for whatever else
     does not fit the schema, UnknownSchema for a foreign name."""
     head, schema, check = _head(name)
@@ -41,7 +41,7 @@ def encode_named(name: str, record: Mapping[str, Any]) -> bytes:
     out.write(head)
     try:
         check(record)
-        schemaless_writer(out, schema.parsed, record)
+        schemaless_writer(out, schema.avro, record)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptRecord(f"not a {name}: {type(error).__name__}: {error}") from error
     return out.getvalue()
@@ -56,7 +56,7 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
     stream.seek(HEAD)
     reader = current(writer.name)
     try:
-        record: Any = schemaless_reader(stream, writer.parsed, None if reader is writer else reader.parsed)
+        record: Any = schemaless_reader(stream, writer.avro, None if reader is writer else reader.avro)
     except (
         Exception
     ) as error:  # fastavro raises whatever a broken byte leads to: EOFError, IndexError, UnicodeDecodeError...
@@ -81,17 +81,13 @@ def name_of(data: bytes) -> str:
     return by_fingerprint(bytes(data[2:HEAD])).name
 
 
-def _encode_body(kind: str, body: Mapping[str, Any]) -> bytes:
+def _encode_body(kind: str, body: Mapping[str, object]) -> bytes:
     """The stored bytes of an event body of this kind."""
     return encode_named(BODIES[kind], body)
-
-
-def _decode_body(kind: str, data: bytes) -> Any:
-    """The body of an event of this kind. Raises CorruptRecord when the bytes are another kind's."""
-    return decode_named(BODIES[kind], data)
 
 
 encode: Encode = encode_named
 decode_as: DecodeAs = decode_named
 encode_body: EncodeBody = _encode_body
-decode_body: DecodeBody = _decode_body
+decode_body: DecodeBody = lambda kind, data: decode_named(BODIES[kind], data)  # noqa: E731
+"""Raises CorruptRecord when the bytes are another kind's."""

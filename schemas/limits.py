@@ -10,43 +10,47 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from millrace.schemas import bounds, codec
-from millrace.schemas.registry import NAMESPACE, current
+from millrace.schemas.registry import NAMESPACE, AvroType, current
 
 Check = Callable[[Any], int | float | None]
 """a value to the bound that it is beyond, None when it is within"""
+FieldChecks = tuple[tuple[str, ...], tuple[tuple[str, Check], ...]]
+"""fields of a record that are names, and others with their checks"""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """what the name of a source has none of where it enters"""
 
 
-def beyond(name: str, record: Mapping[str, Any]) -> str | None:
+def beyond(name: str, record: Mapping[str, object]) -> str | None:
     """Which field of a record called `name` is beyond its bound, in words without content; None when all are within."""
-    names, others = _fields(name)
+    first = _first(_fields(name), record)
+    return None if first is None else f"{first[0]} of {name} is beyond its bound of {first[1]:,}"
+
+
+def _first(fields: FieldChecks, record: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The first field that is beyond its bound, and the bound."""
+    names, others = fields
     for field in names:
         value = record.get(field)
         if value is not None and len(value) > _SHORT and _name(value) is not None:
-            return _said(field, name, bounds.NAME_BYTES)
+            return field, bounds.NAME_BYTES
     for field, check in others:
         value = record.get(field)
         if value is not None and (bound := check(value)) is not None:
-            return _said(field, name, bound)
+            return field, bound
     return None
 
 
-def _said(field: str, name: str, bound: float) -> str:
-    return f"{field} of {name} is beyond its bound of {bound:,}"
-
-
-def beyond_body(kind: str, body: Mapping[str, Any]) -> str | None:
+def beyond_body(kind: str, body: Mapping[str, object]) -> str | None:
     """`beyond` of the body of an event of this kind."""
     return beyond(codec.BODIES[kind], body)
 
 
-def _text(value: Any) -> None:
+def _text(value: object) -> None:
     """Content: as long as its event may be."""
 
 
@@ -54,7 +58,7 @@ _SHORT = bounds.NAME_BYTES // 4
 """A character has at most four bytes, so names of as many characters need not be encoded."""
 
 
-def _name(value: Any) -> int | None:
+def _name(value: str) -> int | None:
     return bounds.NAME_BYTES if len(value) > _SHORT and _size(value) > bounds.NAME_BYTES else None
 
 
@@ -67,7 +71,7 @@ def _between(low: int, high: int) -> Check:
 
 
 def _entries(of: Check, most: int) -> Check:
-    def check(value: Any) -> int | float | None:
+    def check(value: Mapping[str, object] | Sequence[object]) -> int | float | None:
         if len(value) > most:
             return most
         if isinstance(value, Mapping):
@@ -138,7 +142,7 @@ _RULES: Mapping[str, Mapping[str, Check]] = {
 
 
 @cache
-def _fields(name: str) -> tuple[tuple[str, ...], tuple[tuple[str, Check], ...]]:
+def _fields(name: str) -> FieldChecks:
     """(the fields that are names, other fields and their checks) of a record, without those that always pass. Whether a
     field may be null is not asked here: the codec tells."""
     rules = _RULES.get(name, {})
@@ -148,12 +152,12 @@ def _fields(name: str) -> tuple[tuple[str, ...], tuple[tuple[str, Check], ...]]:
     return names, tuple((field, check) for field, check in made if check not in (_ANY, _name))
 
 
-def _given(kind: Any) -> Any:
+def _given(kind: AvroType) -> AvroType:
     """A type without null."""
     return next(one for one in kind if one != "null") if isinstance(kind, list) else kind
 
 
-def _check(kind: Any, rule: Check | None) -> Check:
+def _check(kind: AvroType, rule: Check | None) -> Check:
     if isinstance(kind, list):
         (inner,) = (_check(one, rule) for one in kind if one != "null")
         return inner if inner is _ANY else lambda value: None if value is None else inner(value)
@@ -181,17 +185,5 @@ def _check(kind: Any, rule: Check | None) -> Check:
 def _record(name: str) -> Check:
     if current(name).parsed["type"] != "record":
         return _ANY
-    names, others = _fields(name)
-
-    def check(record: Any) -> int | float | None:
-        for field in names:
-            value = record.get(field)
-            if value is not None and len(value) > _SHORT and _name(value) is not None:
-                return bounds.NAME_BYTES
-        for field, one in others:
-            value = record.get(field)
-            if value is not None and (bound := one(value)) is not None:
-                return bound
-        return None
-
-    return check
+    fields = _fields(name)
+    return lambda record: None if (first := _first(fields, record)) is None else first[1]

@@ -1701,6 +1701,6 @@ class Fields(Generic[T]):
     @overload
     def __getitem__(self: Fields[WorkerStatus], field: Literal["pid", "expires_at", "time"]) -> int: ...
 
-    def __getitem__(self, field: str) -> Any:
+    def __getitem__(self, field: str) -> object:
         record: Any = self.record
         return record[field]

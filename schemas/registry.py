@@ -7,11 +7,13 @@ millrace.schemas.generate` keeps it)."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypeAlias, TypedDict, cast
 
+import fastavro.types
 from fastavro.repository.base import AbstractSchemaRepository
 from fastavro.schema import fingerprint, load_schema, parse_schema, to_parsing_canonical_form
 
@@ -20,7 +22,34 @@ from millrace.schemas.errors import UnknownSchema
 AVRO = Path(__file__).parent / "avro"
 HISTORY = Path(__file__).parent / "history"
 NAMESPACE = "millrace"
-Json = dict[str, Any]
+AvroType: TypeAlias = "str | AvroSchema | list[AvroType]"
+"""a type by its name, or written out, or a union"""
+
+
+class AvroField(TypedDict):
+    """One field of a record; `default` may be null, so its absence says more than None."""
+
+    name: str
+    type: AvroType
+    doc: str
+    default: NotRequired[object]
+
+
+AvroSchema = TypedDict(
+    "AvroSchema",
+    {
+        "type": str,
+        "name": str,
+        "doc": str,
+        "fields": list[AvroField],
+        "symbols": list[str],
+        "items": AvroType,
+        "values": AvroType,
+        "__named_schemas": "Mapping[str, AvroSchema]",
+    },
+    total=False,
+)
+"""A type that is written out, with the keys of its kind; `parse_schema` adds the last to the outermost."""
 
 BODIES = {
     "episode_started": "EpisodeStarted",
@@ -45,25 +74,28 @@ class Schema:
     name: str
     fingerprint: bytes
     """8 bytes, CRC-64-AVRO of the canonical form, little-endian as single-object encoding wants it"""
-    parsed: Json
+    parsed: AvroSchema
+    avro: fastavro.types.Schema
+    """`parsed`, as fastavro has it typed"""
 
 
 class _Files(AbstractSchemaRepository):
     """Finds `millrace.Name` in `avro/Name.avsc`."""
 
-    def load(self, name: str) -> Json:
-        found: Json = json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())
+    def load(self, name: str) -> AvroSchema:
+        found: AvroSchema = json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())
         return found
 
 
-def _parsed(schema: object) -> Json:
-    assert isinstance(schema, dict), "a record's schema is a JSON object"
-    return schema
+def _schema(name: str, avro: fastavro.types.Schema) -> Schema:
+    assert isinstance(avro, dict), "a record's schema is a JSON object"
+    parsed = cast(AvroSchema, avro)
+    return Schema(name, fingerprint_of(parsed), parsed, avro)
 
 
-def fingerprint_of(parsed: Json) -> bytes:
+def fingerprint_of(parsed: AvroSchema) -> bytes:
     """The 8 bytes that stand for a schema in single-object encoding."""
-    return bytes.fromhex(fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(cast(fastavro.types.Schema, parsed)), "CRC-64-AVRO"))
 
 
 @cache
@@ -78,16 +110,15 @@ def current(name: str) -> Schema:
     """Today's schema of a record. Raises UnknownSchema when there is no such record."""
     if not (AVRO / f"{name}.avsc").exists():
         raise UnknownSchema(f"there is no record named {name!r} in schemas/avro")
-    parsed = _parsed(load_schema(f"{NAMESPACE}.{name}", repo=_Files()))
-    return Schema(name, fingerprint_of(parsed), parsed)
+    return _schema(name, load_schema(f"{NAMESPACE}.{name}", repo=_Files()))
 
 
 @cache
 def _past() -> dict[bytes, Schema]:
     found = {}
     for path in HISTORY.glob("*/*.avsc"):
-        parsed = _parsed(parse_schema(json.loads(path.read_text())))
-        found[fingerprint_of(parsed)] = Schema(path.parent.name, fingerprint_of(parsed), parsed)
+        schema = _schema(path.parent.name, parse_schema(json.loads(path.read_text())))
+        found[schema.fingerprint] = schema
     return found
 
 

@@ -16,10 +16,12 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import orjson
+
+from millrace.schemas.records import ModelCall
 
 WHOLE = -1
 """in `request_kept`: the whole value, which reads null"""
@@ -253,7 +255,7 @@ class RequestStore:
         self._stored: dict[str, tuple[bytes, str | None, Mapping[str, int]]] = {}
         self._whole: OrderedDict[str, bytes] = OrderedDict()
 
-    def add(self, event: str, call: Mapping[str, Any]) -> bytes | None:
+    def add(self, event: str, call: ModelCall) -> bytes | None:
         """Take the ModelCall of an event; returns its whole request, None where the log does not say it."""
         self._stored.setdefault(event, (call["request"], call["request_base"], call["request_kept"]))
         return self.whole(event)

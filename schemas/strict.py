@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from millrace.schemas.errors import UnknownKey
-from millrace.schemas.registry import NAMESPACE
+from millrace.schemas.registry import NAMESPACE, AvroSchema, AvroType
 
 Check = Callable[[Any], None]
 SHOWN = 80
@@ -30,12 +30,12 @@ class _Inside:
     """whether a value has known keys alone, where it is one record without others inside"""
 
 
-def check_of(parsed: Mapping[str, Any]) -> Check:
+def check_of(parsed: AvroSchema) -> Check:
     """What raises UnknownKey for a record with a key that this expanded schema does not have."""
     return _record(parsed, {}).check
 
 
-def _record(schema: Mapping[str, Any], known: dict[str, _Inside]) -> _Inside:
+def _record(schema: AvroSchema, known: dict[str, _Inside]) -> _Inside:
     name = str(schema["name"]).removeprefix(f"{NAMESPACE}.")
     keys = frozenset(field["name"] for field in schema["fields"])
     fits = keys.issuperset
@@ -56,7 +56,7 @@ def _record(schema: Mapping[str, Any], known: dict[str, _Inside]) -> _Inside:
     return found
 
 
-def _inside(kind: Any, known: dict[str, _Inside]) -> _Inside | None:
+def _inside(kind: AvroType, known: dict[str, _Inside]) -> _Inside | None:
     """Where records lie in a value of a type; None where none can."""
     if isinstance(kind, list):
         return next((found for found in (_inside(each, known) for each in kind) if found is not None), None)
@@ -73,12 +73,12 @@ def _inside(kind: Any, known: dict[str, _Inside]) -> _Inside | None:
             return None
 
 
-def _each(inside: _Inside | None, parts: Callable[[Any], Iterator[Any]]) -> _Inside | None:
+def _each(inside: _Inside | None, parts: Callable[[Any], Iterator[object]]) -> _Inside | None:
     if inside is None:
         return None
     check, fits = inside.check, inside.fits
 
-    def each(values: Any) -> None:
+    def each(values: object) -> None:
         if fits is None or not all(map(fits, parts(values))):
             for value in parts(values):
                 check(value)

@@ -5,7 +5,7 @@ ids included."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Record
@@ -37,16 +37,16 @@ class Decoder:
         self._claims = claims
         self._max_bytes = max_bytes
         self._record: Record | None = None
-        self._last: tuple[str, dict[str, Any]] = ("", {})
+        self._last: tuple[str, dict[str, object]] = ("", {})
 
-    def __call__(self, record: Record) -> tuple[str, dict[str, Any]]:
+    def __call__(self, record: Record) -> tuple[str, dict[str, object]]:
         """(record name, record). Raises Unreadable, and StorageError when the claim's storage does not answer."""
         if record is not self._record:
             self._last = self._decode(record.value)
             self._record = record
         return self._last
 
-    def _decode(self, data: bytes | None) -> tuple[str, dict[str, Any]]:
+    def _decode(self, data: bytes | None) -> tuple[str, dict[str, object]]:
         if data is None:
             raise Unreadable("empty", "the record has no value")
         if len(data) > self._max_bytes:

@@ -18,7 +18,17 @@ import orjson
 from millrace.schemas import arrays, codec, envelope
 from millrace.schemas.chain import START
 from millrace.schemas.envelope import Belonging, ChainLink, Numbered
-from millrace.schemas.records import EpisodeEnded, EpisodeStarted, Event, ModelCall, Reward, Sampling, Usage, Versions
+from millrace.schemas.records import (
+    EpisodeEnded,
+    EpisodeStarted,
+    Event,
+    EventKind,
+    ModelCall,
+    Reward,
+    Sampling,
+    Usage,
+    Versions,
+)
 
 VERSIONS: Versions = {
     "agent": "test",
@@ -32,7 +42,7 @@ VERSIONS: Versions = {
 SAMPLING: Sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
 USAGE: Usage = {"prompt": 3, "completion": 2, "cached": 0}
 Status: TypeAlias = Literal["completed", "failed", "truncated", "aborted", "abandoned"]
-NOTHING: Mapping[str, Any] = {}
+NOTHING: Mapping[str, object] = {}
 
 
 def made(*parts: object) -> str:
@@ -176,13 +186,15 @@ class Episode:
         """The key of its records on `raw` and `events`."""
         return f"{self.tenant}/{self.group}"
 
-    def event(self, kind: str, content: Mapping[str, Any], *, judge: str | None = None, **fields: Any) -> Event:
+    def event(
+        self, kind: EventKind, content: Mapping[str, object], *, judge: str | None = None, **fields: Any
+    ) -> Event:
         """The next event, of any kind; a judge's event has no step, number or chain."""
         after = ChainLink() if judge else ChainLink(self.step, self.hash)
         whose = Belonging(self.tenant, self.policy, self.group, self.root, self.trajectory, self.attempt, self.split)
         plain = envelope.unlinked(
             whose,
-            cast(Any, kind),
+            kind,
             codec.encode_named(codec.BODIES[kind], content),
             id=made(self.trajectory, judge or "", after.step, kind, content.get("reward_id", "")),
             actor="evaluator" if judge else "gateway",
@@ -200,7 +212,7 @@ class Episode:
         """The episode begins."""
         return self.event("episode_started", self._start)
 
-    def call(self, response: str, *, changed: Mapping[str, Any] = NOTHING, **fields: Any) -> Event:
+    def call(self, response: str, *, changed: Mapping[str, object] = NOTHING, **fields: Any) -> Event:
         """The policy is called; `fields` are those of `model_call`, `changed` any fields of the record."""
         return self.event("model_call", {**model_call(response, **fields), **changed})
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from millrace.infra.log.topics import logical_name
 from millrace.infra.stages.base import Stage
@@ -34,7 +33,7 @@ class Sent:
     topic: str
     key: str
     name: str
-    record: Mapping[str, Any] | bytes
+    record: Mapping[str, object] | bytes
     headers: Mapping[str, str] = field(default_factory=dict)
     partition: int | None = None
 
@@ -108,7 +107,7 @@ def _outcome(world: World, stage: Stage, topics: Mapping[str, int]) -> dict[str,
     return {**found, "state": kept}
 
 
-def _bare(value: Any, inputs: set[str]) -> Any:
+def _bare(value: object, inputs: set[str]) -> object:
     """A value without the places of what the stage wrote: transactions that died leave holes between them."""
     if isinstance(value, dict):
         if set(value) == PLACE and logical_name(value["topic"]) not in inputs:

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
@@ -40,7 +39,7 @@ ODD = ("", " \n", "\x00", "nan", "-1", "1e999", "[" * 5_000, "{}", "🙂" * 1_00
 class Attempt:
     """An episode to be judged: what the task was, answers included, and how it ended."""
 
-    task: Mapping[str, Any]
+    task: Mapping[str, object]
     output: str
     status: Status = "completed"
 

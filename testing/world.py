@@ -71,7 +71,7 @@ class _Unwound(SystemExit):
 class _Freeze:
     """One step in a thread of its own that stops at the nth point it passes."""
 
-    def __init__(self, step: Callable[[], Any], nth: int) -> None:
+    def __init__(self, step: Callable[[], object], nth: int) -> None:
         self.point = ""
         self.error: BaseException | None = None
         self._left = nth
@@ -239,7 +239,7 @@ class World:
         topic: str,
         key: str,
         name: str,
-        record: Mapping[str, Any] | bytes,
+        record: Mapping[str, object] | bytes,
         *,
         source: str = "",
         headers: Mapping[str, str] | None = None,

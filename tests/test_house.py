@@ -13,6 +13,7 @@ import pytest
 from tests.support.house import (
     ROOMS,
     ROOT,
+    figures,
     files_by_name,
     flat_files,
     floors,
@@ -28,7 +29,10 @@ from tests.support.house import (
 
 MOST_LINES = 600
 MOST_IMPORTS = 25
+MOST_ANY = 8
+"""`Any` in 1,000 lines of a room: always fewer, but for the files with the types of foreign APIs"""
 SMALL = 80
+
 GENERATED = "schemas/records.py"
 WIDE = {
     "consumers.learner.build": 31,
@@ -103,6 +107,12 @@ def test_who_opens_topics_by_itself_says_why() -> None:
     rooms = [room for room in ROOMS if room not in ("infra", "testing")]
     found = {path.relative_to(ROOT).as_posix() for path in modules(*rooms) if opening.search(path.read_text())}
     assert found <= OPENERS.keys(), "read topics through `infra.log.history`"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_few_values_are_of_any_type(room: str) -> None:
+    one = figures(room)
+    assert 1000 * one.any / one.lines < MOST_ANY, "name its type; a value that is only passed on is an `object`"
 
 
 def test_no_module_is_named_by_a_participle() -> None:

@@ -89,7 +89,7 @@ def flags(pairs: list[str]) -> dict[str, str]:
 class CommandGroup(core.TyperGroup):
     """Errors that are meant for the user are one line and exit code 1; anything else is a bug and shows its trace."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         try:
             return super().invoke(ctx)
         except Exception as error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -111,7 +111,7 @@ def status(
 
 def _plainly(
     deployment: Deployment, watch: StatusWatch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What `status` shows, for programs."""
     learning_of = None
     if not isinstance(watch, str):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
 from millrace.infra.errors import BusError, ClaimError, ConfigError
 from millrace.infra.terminal import RowTable, put_json
+
+if TYPE_CHECKING:
+    from millrace.apps.cli.evaluation import EvaluationRun
 
 
 def evaluate(
@@ -89,7 +92,7 @@ def evaluate(
         )
 
 
-def _keep(settings: Settings, found: Any, gateway: bool) -> None:
+def _keep(settings: Settings, found: EvaluationRun, gateway: bool) -> None:
     """Record the result; says so where it cannot be."""
     try:
         entry("millrace.apps.cli.evaluation:record")(settings, found, gateway=gateway)
@@ -97,7 +100,7 @@ def _keep(settings: Settings, found: Any, gateway: bool) -> None:
         complain.print(f"The result is not recorded: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: Any) -> RowTable:
+def _table(found: EvaluationRun) -> RowTable:
     table = RowTable(box=None, show_header=False, pad_edge=False)
     if found.version is not None:
         table.add_row("version", f"{found.version} of {found.policy}")

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from millrace.producers.rollout.agents import load_agent
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas import records
 from millrace.schemas.ids import new_id, now_micros
+from millrace.schemas.json_values import JsonObject
 from millrace.streams.reward.choose import ChosenVerifier, choose
 from millrace.trainers.evaluation.answering import answer, load
 from millrace.trainers.evaluation.estimators import Estimate, summary
@@ -38,8 +38,8 @@ class TaskSet:
     """Tasks that a name stands for, with the verifier of their own that gives an answer its reward. questions: of a
     seed, at most so many, where 0 is the set's own number."""
 
-    questions: Callable[[int, int], list[dict[str, Any]]]
-    verify: Callable[[dict[str, Any], str], float]
+    questions: Callable[[int, int], list[JsonObject]]
+    verify: Callable[[JsonObject, str], float]
 
 
 TASK_SETS = {"sort-digits": TaskSet(sort_digits.questions, sort_digits.judge)}
@@ -103,7 +103,7 @@ class EvaluationRun(Answerer):
     tasks_digest: str
     """sha256 hex over the tasks as JSON, in the order asked"""
 
-    def as_values(self) -> dict[str, Any]:
+    def as_values(self) -> JsonObject:
         """The same as values of JSON; what could not be estimated is null."""
         whole = asdict(self)
         del whole["scores"]
@@ -185,7 +185,7 @@ def recorded(found: EvaluationRun, policy: str, time: int, *, gateway: bool) -> 
 
 
 def _here(
-    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[JsonObject], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of a model that is loaded into this process."""
     path, found = options.model, None
@@ -214,7 +214,7 @@ def _here(
 
 
 def _through_gateway(
-    settings: Settings, options: EvaluationOptions, tasks: Sequence[dict[str, Any]], judge: Verdicts
+    settings: Settings, options: EvaluationOptions, tasks: Sequence[JsonObject], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of the engines behind the configured gateway, kept as evaluation traffic."""
     agent = load_agent(settings.rollout.agent) if settings.rollout.agent else None
@@ -223,7 +223,7 @@ def _through_gateway(
     url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1"
     before = versions(url, workers_key(settings))
 
-    def sampling(question: int, sample: int) -> dict[str, Any]:
+    def sampling(question: int, sample: int) -> JsonObject:
         (word,) = np.random.SeedSequence((options.seed, question, sample)).generate_state(1)
         return {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": int(word) >> 1}
 
@@ -251,7 +251,7 @@ def _place(model: str, found: Committed) -> Answerer:
     return Answerer(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
 
 
-def questions(options: EvaluationOptions, *, asked: bool = True) -> list[dict[str, Any]]:
+def questions(options: EvaluationOptions, *, asked: bool = True) -> list[JsonObject]:
     """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
     if options.tasks in TASK_SETS:
         return TASK_SETS[options.tasks].questions(options.seed, options.count)
@@ -263,12 +263,12 @@ def questions(options: EvaluationOptions, *, asked: bool = True) -> list[dict[st
     return tasks
 
 
-def _name(task: dict[str, Any], index: int) -> str:
+def _name(task: JsonObject, index: int) -> str:
     """The id of a task, as the reward stage knows it."""
     return str(task.get("id", f"task-{index}"))
 
 
-def _written(task: dict[str, Any]) -> str:
+def _written(task: JsonObject) -> str:
     """A task as it is judged."""
     return json.dumps(task, ensure_ascii=False)
 
@@ -276,7 +276,7 @@ def _written(task: dict[str, Any]) -> str:
 class Verdicts:
     """Judges answers; a user's verifier in processes of their own. Use it as a context."""
 
-    def __init__(self, settings: Settings, verifier: str, tasks: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, settings: Settings, verifier: str, tasks: Sequence[JsonObject]) -> None:
         self._policy = settings.policy.name
         self._tasks = tasks
         self._written = [_written(task) for task in tasks]
@@ -297,7 +297,7 @@ class Verdicts:
         assert self._pool is not None, "without a set of its own a verifier has a pool"
         return (await self._pool.judge(self._written[question], text, self._episode(question, finished))).value
 
-    def _episode(self, question: int, finished: bool) -> dict[str, Any]:
+    def _episode(self, question: int, finished: bool) -> JsonObject:
         """As the reward stage tells it."""
         return {
             "trajectory": f"evaluation-{question}",

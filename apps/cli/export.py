@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -77,7 +77,7 @@ def export(
 
 
 @contextmanager
-def _watched() -> Iterator[Any]:
+def _watched() -> Iterator[Callable[[int, int], None]]:
     """Shows on a terminal how far it is; elsewhere nothing."""
     if not (complain.is_terminal and console.is_terminal):
         yield lambda done, total: None

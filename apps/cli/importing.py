@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -13,6 +13,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from millrace.apps.cli.context import call, complain, console, entry
 from millrace.infra.config import Settings
 from millrace.infra.terminal import put_json
+
+if TYPE_CHECKING:
+    from millrace.formats.imports.run import ImportSummary
 
 LAYOUTS = (
     "chat (chat JSONL, openai, trl-messages), trl, trl-preference, openai-preference, verifiers, verl, atropos, otlp, "
@@ -63,7 +66,7 @@ def import_(
     _warn(settings, tenant)
 
 
-def _say(one: Any) -> None:
+def _say(one: ImportSummary) -> None:
     verb = "imported" if one.sent else "would import"
     calls, rewards = one.events.get("model_call", 0), one.events.get("reward", 0)
     counts = f"{one.trajectories:,} trajectories, {calls:,} model calls, {rewards:,} rewards"
@@ -89,7 +92,7 @@ def _warn(settings: Settings, tenant: str) -> None:
 
 
 @contextmanager
-def _watched() -> Iterator[Any]:
+def _watched() -> Iterator[Callable[[str, Path, int, int], None]]:
     """Shows on a terminal how far it is; elsewhere nothing."""
     if not (complain.is_terminal and console.is_terminal):
         yield lambda what, path, done, total: None

@@ -36,7 +36,7 @@ class Divergence(StrEnum):
 
 
 @with_options(*FIRST, *TRAINING, *ADAPTER, *LAST)
-def sft(context: typer.Context, **options: Any) -> None:
+def sft(context: typer.Context, **options: object) -> None:
     """Learn to say what the rows say: {"messages": [...]}, {"prompt", "completion"} or {"tokens", "mask"}."""
     _run("sft", context, options)
 
@@ -45,14 +45,14 @@ def sft(context: typer.Context, **options: Any) -> None:
 def dpo(
     context: typer.Context,
     algorithm: Annotated[Preference, typer.Option(help="dpo or ipo")] = Preference.DPO,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Learn to prefer what was chosen over what was rejected: rows of {"prompt", "chosen", "rejected"}."""
     _run(algorithm.value, context, options)
 
 
 @with_options(*FIRST, *TRAINING, *LAST)
-def reward_model(context: typer.Context, **options: Any) -> None:
+def reward_model(context: typer.Context, **options: object) -> None:
     """Learn to score what was chosen above what was rejected: rows of {"prompt", "chosen", "rejected"}."""
     _run("reward-model", context, options)
 
@@ -61,7 +61,7 @@ def reward_model(context: typer.Context, **options: Any) -> None:
 def distill(
     context: typer.Context,
     direction: Annotated[Divergence, typer.Option(help="forward or reverse")] = Divergence.FORWARD,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Learn a teacher's distributions, on replies that are given or on the student's own."""
     _run(f"distill-{direction.value}", context, options)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -19,14 +19,17 @@ from millrace.apps.cli.context import call, console, entry, in_help
 from millrace.apps.cli.sql import AnswerFormat, answer, form_of
 from millrace.infra.terminal import RowTable, put
 
+if TYPE_CHECKING:
+    from millrace.consumers.warehouse.questions.catalog import Parameter, Question
+
 
 class Questions(TyperGroup):
     """The group of `millrace ask`, whose commands are the questions."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         return list(_commands())
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: object, cmd_name: str) -> Any:
         return _commands().get(cmd_name)
 
 
@@ -51,7 +54,7 @@ def listed(context: typer.Context) -> None:
         )
 
 
-def _questions() -> list[Any]:
+def _questions() -> list[Question]:
     return list(entry("millrace.consumers.warehouse.questions.catalog:questions")().values())
 
 
@@ -62,11 +65,10 @@ def _commands() -> dict[str, Any]:
     for question in _questions():
         told = f"{question.doc}\n\n{question.more}" if question.more else question.doc
         app.command(question.name, help=in_help(told))(_asking(question))
-    made: Any = typer.main.get_group(app)
-    return dict(made.commands)
+    return dict(typer.main.get_group(app).commands)
 
 
-def _asking(question: Any) -> Callable[..., None]:
+def _asking(question: Question) -> Callable[..., None]:
     """The function behind a question's command; its flags are the question's parameters."""
 
     def asking(context: typer.Context, **given: Any) -> None:
@@ -98,7 +100,7 @@ def _asking(question: Any) -> Callable[..., None]:
     return asking
 
 
-def _default(parameter: Any) -> str:
+def _default(parameter: Parameter) -> str:
     if parameter.name == "policy" and parameter.default is None:
         return "; default: the configured one"
     return "" if parameter.default is None else f"; default: {parameter.default}" if parameter.default else ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Column
@@ -16,6 +16,7 @@ from millrace.infra.config import FILE, Settings, masked
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import NAME
 from millrace.infra.terminal import RowTable, put, put_json
+from millrace.schemas.json_values import Json, JsonObject
 
 if TYPE_CHECKING:
     from millrace.apps.answers import Answer
@@ -45,13 +46,13 @@ def init(
     console.print(f"wrote {path}: edit it, then `millrace check`, then `millrace up`", highlight=False, soft_wrap=True)
 
 
-def _free() -> dict[str, Any]:
+def _free() -> JsonObject:
     """Addresses in place of those defaults that are in use here, by setting."""
     from millrace.infra.machine.deployment import ports
     from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
 
     busy = [key for key, port in ports(Settings()).items() if is_listening(LOCALHOST, port)]
-    form: dict[str, Callable[[int], Any]] = {
+    form: dict[str, Callable[[int], Json]] = {
         "gateway.port": int,
         "warehouse.port": int,
         "kafka.bootstrap": lambda port: f"{LOCALHOST}:{port}",

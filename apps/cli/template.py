@@ -14,8 +14,9 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from millrace.infra.config import Settings
+from millrace.schemas.json_values import Json
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Json] = MappingProxyType({})
 HEAD = """\
 # Settings of one Millrace deployment. A line that begins with `#key` shows a default: take the `#` away to change it.
 # MILLRACE_SECTION__KEY in the environment overrides this file, `millrace --set section.key=value` overrides both.
@@ -23,9 +24,9 @@ HEAD = """\
 """
 
 
-def render(namespace: str, policy: str, others: Mapping[str, Any] = NOTHING) -> str:
+def render(namespace: str, policy: str, others: Mapping[str, Json] = NOTHING) -> str:
     """The file for a new deployment: two names, and `others` by dotted name, set; everything else commented out."""
-    chosen: dict[tuple[str, str], Any] = {("", "namespace"): namespace, ("policy", "name"): policy}
+    chosen: dict[tuple[str, str], object] = {("", "namespace"): namespace, ("policy", "name"): policy}
     chosen |= {(section, key): value for name, value in others.items() for section, _, key in [name.rpartition(".")]}
     parts = [HEAD]
     fields = Settings.model_fields
@@ -39,7 +40,7 @@ def render(namespace: str, policy: str, others: Mapping[str, Any] = NOTHING) -> 
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(section: str, key: str, field: FieldInfo, chosen: Mapping[tuple[str, str], Any]) -> str:
+def _lines(section: str, key: str, field: FieldInfo, chosen: Mapping[tuple[str, str], object]) -> str:
     comment = "\n".join(textwrap.wrap(field.description or "", 118, initial_indent="# ", subsequent_indent="# "))
     value = chosen.get((section, key))
     if value is None and field.default is None:
@@ -48,15 +49,16 @@ def _lines(section: str, key: str, field: FieldInfo, chosen: Mapping[tuple[str, 
     return f"{comment}\n{'#' if value is None else ''}{line}"
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     simple = _simple(value)
-    made = tomlkit.inline_table() if isinstance(simple, dict) else tomlkit.item(simple)
-    if isinstance(simple, dict):
-        made.update(simple)
-    return str(made.as_string())
+    if not isinstance(simple, dict):
+        return tomlkit.item(simple).as_string()
+    made = tomlkit.inline_table()
+    made.update(simple)
+    return made.as_string()
 
 
-def _simple(value: Any) -> Any:
+def _simple(value: object) -> Json:
     match value:
         case BaseModel():
             return {key: _simple(inner) for key, inner in value}

@@ -13,9 +13,10 @@ import typer
 from typing_extensions import Doc
 
 from millrace.infra.errors import ConfigError
+from millrace.schemas.json_values import Json, JsonObject
 from millrace.trainers.offline.job import Bounds, Job
 
-MODEL: Mapping[str, Any] = {"exists": True, "file_okay": False}
+MODEL: Mapping[str, bool] = {"exists": True, "file_okay": False}
 DETAILS: Mapping[str, Mapping[str, Any]] = {
     "model": MODEL,
     "reference": MODEL,
@@ -83,12 +84,12 @@ def _option(name: str, defaults: Mapping[str, object]) -> inspect.Parameter:
     )
 
 
-def parse_knobs(pairs: Iterable[str] | None) -> dict[str, Any]:
+def parse_knobs(pairs: Iterable[str] | None) -> JsonObject:
     """`key=value` pairs as knobs, each value JSON or else text. Raises ConfigError for one without an equals sign."""
     return dict(_knob(pair) for pair in pairs or [])
 
 
-def _knob(pair: str) -> tuple[str, Any]:
+def _knob(pair: str) -> tuple[str, Json]:
     name, equals, text = pair.partition("=")
     if not equals:
         raise ConfigError(f"--knob {pair}: write it as key=value")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 NAMESPACE = "demo"
 
@@ -58,7 +58,7 @@ FULL = DemoPlan(
 SHORT = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
 
 
-def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, Any]:
+def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, object]:
     """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway, engine and warehouse."""
     broker, gateway, engine, warehouse = ports
     return {

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.infra import durable
+from millrace.schemas.json_values import JsonObject
 
 DIGITS = 6
 HELD_OUT = 10
@@ -34,7 +35,7 @@ def verify(digits: str, reply: str) -> float:
     return 1.0 if reply == answer(digits) else 0.0
 
 
-def questions(seed: int, count: int) -> list[dict[str, Any]]:
+def questions(seed: int, count: int) -> list[JsonObject]:
     """Tasks of the evaluation split, 256 where `count` is 0."""
     chosen = itertools.islice(prompts(seed, evaluation=True), count or 256)
     return [{"messages": [{"role": "user", "content": digits}]} for digits in chosen]

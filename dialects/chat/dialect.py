@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -18,6 +17,7 @@ from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.process.offload import SLICE
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 
 class Chat(Dialect):
@@ -46,9 +46,9 @@ class Chat(Dialect):
     def streamed(self, call: WritableCall) -> ReplyStream:
         return ChatStream(call)
 
-    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+    def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         head = {name: value for name, value in response.items() if name not in ("choices", "usage")}
-        begun, ended = list[dict[str, Any]](), list[dict[str, Any]]()
+        begun, ended = list[JsonObject](), list[JsonObject]()
         choices = [choice for choice in listed(response.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
         for index, choice in zip(numbers(choices), choices, strict=True):
             choice = {**choice, "index": index}
@@ -57,17 +57,17 @@ class Chat(Dialect):
                 delta["tool_calls"] = [{"index": place, **mapping(call)} for place, call in enumerate(calls)]
             begun.append({**choice, "delta": delta, "finish_reason": None})
             ended.append({"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")})
-        chunks: list[dict[str, Any]] = [{"choices": begun}, {"choices": ended, "usage": response.get("usage")}]
+        chunks: list[JsonObject] = [{"choices": begun}, {"choices": ended, "usage": response.get("usage")}]
         said = [StreamEvent("", orjson.dumps({**head, "object": "chat.completion.chunk", **one})) for one in chunks]
         return [*said, DONE] if begun else []
 
     def error(self, error: ApiError) -> bytes:
         return error.body()
 
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         return True  # what nobody else wrote: upstreams write it in shapes of their own
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         asked = parse_any(request)
         replies = {said.choice: said.message for said in understood(response).choices}
         return RecordedCall(asked.plain(), asked.tools, replies)
@@ -92,7 +92,7 @@ class ChatStream(ReplyStream):
         if choice.index not in self._made:
             self._made[choice.index] = 0
             out.append(self._event(choice, {"role": "assistant", "content": ""}))
-        logprobs: dict[str, Any] | None = None
+        logprobs: JsonObject | None = None
         if tokens and self._call.request.logprobs:
             end = len(choice.ids)
             logprobs = _logprobs(self._call, choice, end - tokens, end)
@@ -100,7 +100,7 @@ class ChatStream(ReplyStream):
             if logprobs is None and type(part) is Text:  # as nearly all are: as `_event` writes it
                 out.append(StreamEvent("", self._word(choice.index, part.text)))
                 continue
-            content: dict[str, Any] | None
+            content: JsonObject | None
             match part:
                 case ToolUsePiece() | ToolUse():
                     if (content := self._call_delta(choice, part)) is None:
@@ -123,7 +123,7 @@ class ChatStream(ReplyStream):
             head = self._words[index] = self._head + b'{"index":%d,"delta":{"content":' % index
         return b'%b%b},"logprobs":null,"finish_reason":null}]}' % (head, orjson.dumps(text))
 
-    def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> dict[str, Any] | None:
+    def _call_delta(self, choice: WritableChoice, part: ToolUse | ToolUsePiece) -> JsonObject | None:
         """What a part adds to the calls of a choice, None where all of it is said."""
         id, size = self._open.get(choice.index, ("", 0))
         goes_on = id == part.id
@@ -148,13 +148,13 @@ class ChatStream(ReplyStream):
         return [*out, DONE]
 
     def _event(
-        self, choice: WritableChoice, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
+        self, choice: WritableChoice, delta: JsonObject, *, finish: str | None = None, logprobs: object = None
     ) -> StreamEvent:
         part = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return StreamEvent("", self._head + orjson.dumps(part) + b"]}")
 
 
-def _head(call: WritableCall, kind: str) -> dict[str, Any]:
+def _head(call: WritableCall, kind: str) -> JsonObject:
     """What every response and every chunk begins with."""
     return {
         "id": call.response_id,
@@ -165,7 +165,7 @@ def _head(call: WritableCall, kind: str) -> dict[str, Any]:
     }
 
 
-def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] | None:
+def _all_logprobs(call: WritableCall, choice: WritableChoice) -> JsonObject | None:
     """`logprobs` of the whole choice, encoded piece by piece, so that others have the interpreter in between."""
     if not call.request.logprobs:
         return None
@@ -176,7 +176,7 @@ def _all_logprobs(call: WritableCall, choice: WritableChoice) -> dict[str, Any] 
     return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
 
 
-def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> dict[str, Any] | None:
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) -> JsonObject | None:
     """OpenAI's log-probabilities of tokens [start, end), None where the client did not ask."""
     if not call.request.logprobs:
         return None
@@ -188,5 +188,5 @@ def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) 
     return {"content": content}
 
 
-def _token(call: WritableCall, id: int, logprob: float) -> dict[str, Any]:
+def _token(call: WritableCall, id: int, logprob: float) -> JsonObject:
     return {"token": call.token(id), "logprob": max(logprob, -9999.0), "bytes": list(call.token_bytes(id))}

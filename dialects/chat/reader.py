@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -13,12 +12,13 @@ from millrace.dialects.reading.chat_assembler import AssembledStream
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json
 
 
 class ChatReader(DialectReader):
     """`POST /chat/completions`."""
 
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
         return understood(found)
 
     def lighter(self, body: bytes) -> bytes:

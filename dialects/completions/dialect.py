@@ -21,6 +21,7 @@ from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 MOST = 16
 """tokens of a reply where neither the request nor its session says how many, as at OpenAI"""
@@ -119,10 +120,10 @@ class Completions(Dialect):
     def error(self, error: ApiError) -> bytes:
         return error.body()
 
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         return response.get("object") == "text_completion"
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         asked: AnyCompletions = decoded(_any_decoder, request, named=False)
         replies = {number: message_of(choice) for number, choice in numbered(response)}
         return RecordedCall([prompt_message(_recorded(asked.prompt))], None, replies)
@@ -155,7 +156,7 @@ class CompletionsStream(ReplyStream):
             out.append(self._event([], usage=usage_of(call)))
         return [*out, DONE]
 
-    def _event(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> StreamEvent:
+    def _event(self, choices: Sequence[Mapping[str, Json]], **more: object) -> StreamEvent:
         return StreamEvent("", orjson.dumps({**_head(self._call), "choices": choices, **more}))
 
 
@@ -186,7 +187,7 @@ def _prompt(given: Prompt) -> str | tuple[int, ...]:
     return tokens
 
 
-def _recorded(given: Any) -> str | list[int]:
+def _recorded(given: object) -> str | list[int]:
     """The prompt of a recorded request, of whatever shape an upstream took."""
     if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
         given = given[0]
@@ -195,10 +196,15 @@ def _recorded(given: Any) -> str | list[int]:
     return given if isinstance(given, str) else match_keys.canonical(given).decode(errors="replace")
 
 
-def _head(call: WritableCall) -> dict[str, Any]:
+def _head(call: WritableCall) -> JsonObject:
     """What every response and every chunk begins with."""
-    named = {"id": call.response_id, "object": "text_completion", "created": call.when // 1_000_000}
-    return {**named, "model": call.request.model, "system_fingerprint": None}
+    return {
+        "id": call.response_id,
+        "object": "text_completion",
+        "created": call.when // 1_000_000,
+        "model": call.request.model,
+        "system_fingerprint": None,
+    }
 
 
 def _said(choice: WritableChoice) -> str:
@@ -207,13 +213,13 @@ def _said(choice: WritableChoice) -> str:
 
 def _choice(
     call: WritableCall, choice: WritableChoice, said: str, start: int, end: int, finish: str | None, before: int = 0
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a choice says with its tokens [start, end), behind `before` characters."""
     logprobs = _logprobs(call, choice, start, end, before) if call.request.logprobs and end > start else None
     return {"index": choice.index, "text": said, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int, before: int) -> dict[str, Any]:
+def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int, before: int) -> JsonObject:
     """Log-probabilities of tokens as this API has them: a list for each thing that is said of a token."""
     name = call.token
     texts = [name(id) for id in choice.ids[start:end]]

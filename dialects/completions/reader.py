@@ -5,7 +5,6 @@ Invariant: memory is bounded by the bound on choices too, whatever indexes the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from millrace.dialects.answers import AnswerChoice, WholeAnswer, counts, listed, mapping, name, number, text
 from millrace.dialects.reading.chat_assembler import usage_of
@@ -15,12 +14,13 @@ from millrace.dialects.rendering.base import Message
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import Json, JsonObject
 
 
 class CompletionsReader(DialectReader):
     """`POST /completions`."""
 
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
         said = [
             AnswerChoice(at, message_of(choice), name(choice.get("finish_reason"))) for at, choice in numbered(found)
         ]
@@ -30,12 +30,12 @@ class CompletionsReader(DialectReader):
         return AssembledCompletions()
 
 
-def message_of(choice: Mapping[str, Any]) -> Message:
+def message_of(choice: Mapping[str, Json]) -> Message:
     """The reply of a choice."""
     return {"role": "assistant", "content": text(choice.get("text")) or ""}
 
 
-def numbered(found: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def numbered(found: Mapping[str, Json]) -> Iterator[tuple[int, Mapping[str, Json]]]:
     """The choices of a response, the first of each number."""
     seen = set[int]()
     for place, choice in enumerate(listed(found.get("choices"))[: bounds.CHOICES]):
@@ -50,11 +50,11 @@ class AssembledCompletions(ReplyEvents):
 
     def __init__(self) -> None:
         super().__init__()
-        self._head: dict[str, Any] = {}
+        self._head: JsonObject = {}
         self._said: dict[int, list[str]] = {}
         self._ends: dict[int, str | None] = {}
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         self._head |= {key: event[key] for key in ("id", "model") if text(event.get(key))}
         if usage := mapping(event.get("usage")):
             self._head["usage"] = usage_of(usage)
@@ -72,8 +72,8 @@ class AssembledCompletions(ReplyEvents):
             self.closing |= self._ends[index] is not None
         return good
 
-    def response(self) -> dict[str, Any]:
-        choices: list[dict[str, Any]] = [
+    def response(self) -> JsonObject:
+        choices: list[JsonObject] = [
             {"index": index, "text": "".join(said), "finish_reason": self.finish or self._ends[index]}
             for index, said in sorted(self._said.items())
         ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import orjson
 
@@ -34,6 +33,7 @@ from millrace.dialects.messages.threads import previous_message, to_store
 from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
+from millrace.schemas.json_values import Json, JsonObject
 
 TYPES = {
     400: "invalid_request_error",
@@ -88,14 +88,14 @@ class Messages(Dialect):
     def streamed(self, call: WritableCall) -> ReplyStream:
         return MessagesStream(call)
 
-    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+    def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         if not self.wrote(response):
             return []
         end = {name: response.get(name) for name in ("stop_reason", "stop_sequence")}
-        events: list[dict[str, Any]] = [
+        events: list[JsonObject] = [
             {"type": "message_start", "message": {**response, "content": [], **dict.fromkeys(end)}}
         ]
-        for at, block in enumerate(map(mapping, response["content"])):
+        for at, block in enumerate(map(mapping, listed(response.get("content")))):
             said = {kind: block[part] for kind, part in PIECES.items() if isinstance(block.get(part), str)}
             begun = {**block, **{PIECES[kind]: "" for kind in said}}
             if isinstance(block.get("input"), dict):
@@ -110,7 +110,7 @@ class Messages(Dialect):
             {"type": "message_delta", "delta": end, "usage": mapping(response.get("usage"))},
             {"type": "message_stop"},
         ]
-        return [StreamEvent(event["type"], orjson.dumps(event)) for event in events]
+        return [StreamEvent(str(event["type"]), orjson.dumps(event)) for event in events]
 
     def error(self, error: ApiError) -> bytes:
         kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
@@ -123,14 +123,14 @@ class Messages(Dialect):
     def failed(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
 
-    def names(self, head: RequestHead) -> tuple[tuple[Any, ...], str | None]:
+    def names(self, head: RequestHead) -> tuple[tuple[object, ...], str | None]:
         named = session_of(head.user_id)
         return (() if named else (head.user_id,)), named
 
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         return response.get("type") == "message" and isinstance(response.get("content"), list)
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         asked = parse_any(request)
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
@@ -199,17 +199,17 @@ class MessagesStream(ReplyStream):
             self._begin({"type": "tool_use", "id": part.id, "name": part.name, "input": {}}, out)
             self._open, self._use, self._size = ToolUse, part.id, 0
 
-    def _into(self, kind: type[Text] | type[Thinking], block: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _into(self, kind: type[Text] | type[Thinking], block: JsonObject, out: list[StreamEvent]) -> None:
         if self._open is not kind:
             self._close(out)
             self._begin(block, out)
             self._open = kind
 
-    def _begin(self, block: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _begin(self, block: JsonObject, out: list[StreamEvent]) -> None:
         self._index += 1
         out.append(_event("content_block_start", index=self._index, content_block=block))
 
-    def _delta(self, delta: dict[str, Any], out: list[StreamEvent]) -> None:
+    def _delta(self, delta: JsonObject, out: list[StreamEvent]) -> None:
         out.append(_event("content_block_delta", index=self._index, delta=delta))
 
     def _close(self, out: list[StreamEvent]) -> None:
@@ -221,7 +221,7 @@ class MessagesStream(ReplyStream):
         self._open, self._use = None, ""
 
 
-def _event(kind: str, **fields: Any) -> StreamEvent:
+def _event(kind: str, **fields: object) -> StreamEvent:
     return StreamEvent(kind, orjson.dumps({"type": kind, **fields}))
 
 
@@ -230,7 +230,7 @@ def _shows(call: WritableCall) -> bool:
     return isinstance(given, MessagesRequest) and given.shows_thinking
 
 
-def _head(call: WritableCall) -> dict[str, Any]:
+def _head(call: WritableCall) -> JsonObject:
     return {"id": call.response_id, "type": "message", "role": "assistant", "model": call.request.model}
 
 
@@ -241,7 +241,7 @@ def _whole(call: WritableCall, choice: WritableChoice, *, shown: bool) -> bytes:
     return orjson.dumps({**_head(call), "content": content, **ended, "usage": _usage(call)})
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _block(part: Part) -> JsonObject:
     match part:
         case Thinking():
             return {"type": "thinking", "thinking": part.text, "signature": _signature(part.text)}
@@ -253,7 +253,7 @@ def _block(part: Part) -> dict[str, Any]:
             raise AssertionError(f"no model writes {type(part).__name__}")
 
 
-def _read(block: Mapping[str, Any]) -> Part | None:
+def _read(block: Mapping[str, Json]) -> Part | None:
     """A block of a recorded reply."""
     match block.get("type"):
         case "text":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -20,6 +19,7 @@ from millrace.dialects.stored_responses import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import Json, JsonObject
 
 FINISH = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
 """reasons of an end by their name; others keep their own"""
@@ -40,7 +40,7 @@ class MessagesReader(DialectReader):
 
     told_in = "content"
 
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
         usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
         read, written = (number(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation"))
         prompt = number(number(usage.get("input_tokens")) + read + written)
@@ -63,7 +63,7 @@ class BlockParts:
     """A block as it began, and the pieces that came for each of its fields."""
 
     index: int
-    block: dict[str, Any]
+    block: JsonObject
     pieces: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -72,12 +72,12 @@ class AssembledMessages(ReplyEvents):
 
     def __init__(self) -> None:
         super().__init__()
-        self._head: dict[str, Any] = {}
+        self._head: JsonObject = {}
         self._blocks: list[BlockParts] = []
         self._open: dict[int, BlockParts] = {}
-        self._end: dict[str, Any] = {}
+        self._end: JsonObject = {}
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         match event.get("type"):
             case "message_start":
                 self._head = dict(mapping(event.get("message")))
@@ -93,12 +93,12 @@ class AssembledMessages(ReplyEvents):
                 usage = self._head.get("usage")
                 if not isinstance(usage, dict):
                     usage = self._head["usage"] = {}
-                usage |= mapping(event.get("usage"))  # in place: a server may send as many as it likes
+                usage.update(mapping(event.get("usage")))  # in place: a server may send as many as it likes
             case "error":
                 self._end["stop_reason"] = ABORT
         return True
 
-    def _begin(self, index: Any, block: Any) -> bool:
+    def _begin(self, index: object, block: object) -> bool:
         if not isinstance(index, int) or not isinstance(block, dict):
             return False
         former = self._open.get(index)
@@ -110,7 +110,7 @@ class AssembledMessages(ReplyEvents):
         self._blocks.append(self._open[index])
         return True
 
-    def _piece(self, index: Any, delta: Mapping[str, Any]) -> bool:
+    def _piece(self, index: object, delta: Mapping[str, Json]) -> bool:
         kind = delta.get("type")
         if kind == SILENT:
             return True
@@ -123,10 +123,10 @@ class AssembledMessages(ReplyEvents):
         self._open[index].pieces.setdefault(part, []).append(piece)
         return True
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JsonObject:
         if not self._head and self.finish is None:
             return {}  # no event of a message came
-        room, content = bounds.VALUES, list[dict[str, Any]]()
+        room, content = bounds.VALUES, list[JsonObject]()
         for parts in sorted(self._blocks, key=lambda parts: parts.index):
             block, said = parts.block, {part: "".join(pieces) for part, pieces in parts.pieces.items()}
             room -= sum(said.get(INPUT, "").count(mark) for mark in ",:{[") + 1
@@ -136,7 +136,7 @@ class AssembledMessages(ReplyEvents):
         return {**head, "type": "message", "content": content, "stop_reason": reason}
 
 
-def _whole(block: dict[str, Any], said: dict[str, str], room: bool) -> dict[str, Any]:
+def _whole(block: JsonObject, said: dict[str, str], room: bool) -> JsonObject:
     """A block with the pieces that came for it; the input of a tool as text where there is no `room` for its values."""
     out = dict(block)
     if written := said.pop(INPUT, ""):
@@ -146,7 +146,7 @@ def _whole(block: dict[str, Any], said: dict[str, str], room: bool) -> dict[str,
     return out
 
 
-def _input(said: str) -> Any:
+def _input(said: str) -> Json:
     try:
         return said if shape.unwieldy(said) else orjson.loads(said)
     except orjson.JSONDecodeError:

@@ -16,13 +16,14 @@ from millrace.dialects.answers import mapping
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import NamedBefore
 from millrace.dialects.stored_responses import Given, Recall
+from millrace.schemas.json_values import Json
 
 THREAD = "thread"
 HEAD = ("system", "tools")
 """what a turn of a thread need not say again"""
 
 
-def previous_message(thread: Any) -> str | None:
+def previous_message(thread: object) -> str | None:
     """The message that a turn goes on from."""
     id = mapping(thread).get("previous_message_id")
     return id if isinstance(id, str) and id else None
@@ -55,7 +56,7 @@ def for_record(body: bytes, recall: Recall) -> NamedBefore | None:
     return NamedBefore(msgspec.json.encode({**fields, **settings, "messages": all_messages}), recall.used)
 
 
-def to_store(body: bytes, thread: Any) -> Given | None:
+def to_store(body: bytes, thread: object) -> Given | None:
     """What is kept of a whole turn; None for a request without a thread."""
     if not isinstance(thread, Mapping):
         return None
@@ -81,5 +82,5 @@ def _fields(body: bytes) -> dict[str, msgspec.Raw]:
         return {}
 
 
-def _decoded(raw: msgspec.Raw | None) -> Any:
+def _decoded(raw: msgspec.Raw | None) -> Json:
     return None if raw is None else msgspec.json.decode(raw)

@@ -14,8 +14,10 @@ from millrace.dialects import shape
 from millrace.dialects.answers import arguments_text, content, listed, mapping, number, text, thinking
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.pieces import Pieces
+from millrace.dialects.rendering.base import Message
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 
 @dataclass(slots=True)
@@ -49,7 +51,7 @@ class ChoiceParts:
         self._by_id: dict[tuple[int | None, str], CallParts] = {}
         self.finish: str | None = None
 
-    def take(self, delta: Mapping[str, Any]) -> bool:
+    def take(self, delta: Mapping[str, Json]) -> bool:
         """One more piece; whether all of it could be read."""
         said = {name: value for name, value in delta.items() if name != "tool_calls"}
         given, good = delta.get("content"), True
@@ -64,7 +66,7 @@ class ChoiceParts:
         unread = sum(not self._call(call) for call in calls[: bounds.CALLS])
         return good and unread == 0 and len(calls) <= bounds.CALLS
 
-    def _call(self, given: Any) -> bool:
+    def _call(self, given: object) -> bool:
         given = mapping(given)
         function = mapping(given.get("function")) or mapping(given.get("custom"))
         index = at if isinstance(at := given.get("index"), int) else None
@@ -86,7 +88,7 @@ class ChoiceParts:
             call.arguments.append(piece)
         return True
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> Message:
         """The assistant message that the pieces amount to."""
         out: dict[str, Any] = {"content": "", **self.fields.whole(), "role": "assistant"}
         if self.calls:
@@ -101,7 +103,7 @@ class ChoiceParts:
         return out
 
 
-def _begins(call: CallParts, id: str, name: str, arguments: Any, *, placed: bool) -> bool:
+def _begins(call: CallParts, id: str, name: str, arguments: object, *, placed: bool) -> bool:
     """Whether a piece of these values begins another call than the last one of its index, or of all where it is not
     `placed` at an index."""
     if id and id == call.id:
@@ -114,7 +116,7 @@ def _begins(call: CallParts, id: str, name: str, arguments: Any, *, placed: bool
     return bool(name and call.name and said) and (call.is_whole() or (name != call.name and not placed))
 
 
-def usage_of(usage: Mapping[str, Any]) -> dict[str, Any]:
+def usage_of(usage: Mapping[str, Json]) -> JsonObject:
     """Token counts of a response, and no more of what a server says there."""
     details = {"cached_tokens": number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))}
     counts = {name: number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
@@ -126,10 +128,10 @@ class AssembledStream(ReplyEvents):
 
     def __init__(self) -> None:
         super().__init__()
-        self._head: dict[str, Any] = {}
+        self._head: JsonObject = {}
         self._choices: dict[int, ChoiceParts] = {}
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         self._head |= {name: text(event[name]) for name in ("id", "model") if text(event.get(name))}
         if usage := mapping(event.get("usage")):
             self._head["usage"] = usage_of(usage)
@@ -148,8 +150,8 @@ class AssembledStream(ReplyEvents):
             self.closing |= parts.finish is not None
         return good
 
-    def response(self) -> dict[str, Any]:
-        choices: list[dict[str, Any]] = [
+    def response(self) -> JsonObject:
+        choices: list[JsonObject] = [
             {"index": index, "message": parts.message(), "finish_reason": self.finish or parts.finish}
             for index, parts in sorted(self._choices.items())
         ]

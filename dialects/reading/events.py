@@ -6,13 +6,13 @@ many values to be looked into, is counted in `unread` and left out; memory is bo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.answers import error_in
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 
 LARGEST = 8 << 20
 """bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
@@ -98,10 +98,10 @@ class ReplyEvents(ABC):
         return self.take(event)
 
     @abstractmethod
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         """One more event; whether all of it could be read."""
 
     @abstractmethod
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JsonObject:
         """The whole response that the stream amounts to, so far: none of the API's where no event of one came, but for
         one that is aborted."""

@@ -6,7 +6,6 @@ Invariant: a field of another type than it should have is left out of the record
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -14,27 +13,28 @@ from millrace.dialects import shape
 from millrace.dialects.answers import number
 from millrace.dialects.errors import bad_request
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json
 from millrace.schemas.records import Sampling
 
 
 class RequestHead(msgspec.Struct, kw_only=True):
     """Fields of all APIs together."""
 
-    model: Any = None
-    stream: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    seed: Any = None
-    n: Any = None
-    stop: Any = None
-    stop_sequences: Any = None
-    user: Any = None
-    safety_identifier: Any = None
-    metadata: Any = None
+    model: object = None
+    stream: object = None
+    temperature: object = None
+    top_p: object = None
+    top_k: object = None
+    max_tokens: object = None
+    max_completion_tokens: object = None
+    max_output_tokens: object = None
+    seed: object = None
+    n: object = None
+    stop: object = None
+    stop_sequences: object = None
+    user: object = None
+    safety_identifier: object = None
+    metadata: object = None
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class RequestHead(msgspec.Struct, kw_only=True):
         return self.model if isinstance(self.model, str) else ""
 
     @property
-    def user_id(self) -> Any:
+    def user_id(self) -> Json:
         """What Messages' metadata says of the end user."""
         return self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
 
@@ -52,17 +52,13 @@ class RequestHead(msgspec.Struct, kw_only=True):
         stops = [stop] if isinstance(stop, str) else stop
         if not isinstance(stops, list) or len(stops) > bounds.NAMES or not all(isinstance(text, str) for text in stops):
             stops = []
-        seeded = (
-            isinstance(self.seed, int)
-            and not isinstance(self.seed, bool)
-            and -bounds.SEED - 1 <= self.seed <= bounds.SEED
-        )
+        seed = self.seed if isinstance(self.seed, int) and not isinstance(self.seed, bool) else None
         return {
             "temperature": _real(self.temperature),
             "top_p": _real(self.top_p),
             "top_k": number(self.top_k),
             "max_tokens": number(self.max_completion_tokens or self.max_tokens or self.max_output_tokens),
-            "seed": self.seed if seeded else None,
+            "seed": seed if seed is not None and -bounds.SEED - 1 <= seed <= bounds.SEED else None,
             "stop": stops,
             "n": number(self.n, 1) or 1,
         }
@@ -88,7 +84,7 @@ def read_head(body: bytes) -> RequestHead:
         raise shape.json_refusal(body, error) from None
 
 
-def _value(raw: msgspec.Raw) -> Any:
+def _value(raw: msgspec.Raw) -> Json:
     data = bytes(raw)
     try:
         return None if len(data) > FIELD_BYTES or shape.unwieldy(data) else msgspec.json.decode(data)
@@ -106,6 +102,7 @@ def renamed(body: bytes, model: str) -> bytes:
     return msgspec.json.encode({**members, "model": model})
 
 
-def _real(given: Any) -> float:
-    good = isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300
-    return float(given) if good and math.isfinite(given) else 1.0
+def _real(given: object) -> float:
+    if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300 and math.isfinite(given):
+        return float(given)
+    return 1.0

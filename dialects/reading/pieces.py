@@ -7,9 +7,9 @@ as it came last; a message that came in one piece is itself; there are at most `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 FIELDS = 64
 LASTING = frozenset({"role", "id", "type", "name", "object"})
@@ -23,9 +23,9 @@ class Pieces:
         self.room = bounds.VALUES // 2
         """values that lists may still take"""
         self._outer = outer
-        self._fields: dict[str, Any] = {}
+        self._fields: dict[str, Json | Pieces] = {}
 
-    def take(self, fields: Mapping[str, Any]) -> bool:
+    def take(self, fields: Mapping[str, Json]) -> bool:
         """One more piece of each of these fields; whether all of them found room."""
         good = True
         for name, value in fields.items():
@@ -33,7 +33,7 @@ class Pieces:
                 good &= (name in self._fields or len(self._fields) < FIELDS) and self._take(name, value)
         return good
 
-    def _take(self, name: str, value: Any) -> bool:
+    def _take(self, name: str, value: Json) -> bool:
         match value, self._fields.get(name):
             case str(), _ if name in LASTING:
                 if value or name not in self._fields:
@@ -60,7 +60,7 @@ class Pieces:
                 self._fields[name] = value
         return True
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> JsonObject:
         """The fields as far as they came."""
         return {name: _whole(value) for name, value in self._fields.items()}
 
@@ -69,15 +69,15 @@ class _Text(list[str]):
     """Pieces of one text."""
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: Json | Pieces) -> Json:
     if isinstance(value, _Text):
         return "".join(value)
     return value.whole() if isinstance(value, Pieces) else value
 
 
-def _values(given: list[Any]) -> int:
+def _values(given: list[Json]) -> int:
     """How many values a list holds, on all levels."""
-    count, rest = 0, list[Any](given)
+    count, rest = 0, list[Json](given)
     while rest:
         value = rest.pop()
         count += 1

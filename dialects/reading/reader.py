@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import orjson
 
@@ -19,10 +19,11 @@ from millrace.dialects.answers import AnswerChoice, WholeAnswer, bytes_in
 from millrace.dialects.reading.events import LARGEST, ReplyEvents
 from millrace.dialects.rendering.base import Message, Tools
 from millrace.dialects.stored_responses import Given, Recall, StoredResponse
+from millrace.schemas.json_values import Json
 
 logger = logging.getLogger(__name__)
 
-NO_ANSWER: Mapping[str, Any] = {}
+NO_ANSWER: Mapping[str, Json] = {}
 ROOT = "/v1"
 """what an upstream's base url has already"""
 
@@ -45,7 +46,7 @@ class RecordingDialect(Protocol):
     name: str
     path: str
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall: ...
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall: ...
 
 
 class ReadRequest(NamedTuple):
@@ -70,7 +71,7 @@ class ReadAnswer:
     """What an answer says, and the digest of the conversation with each of its choices, from `before`, that of
     the request. `told`: where in its response that is said."""
 
-    def __init__(self, answer: WholeAnswer, before: bytes, told: Any = None) -> None:
+    def __init__(self, answer: WholeAnswer, before: bytes, told: object = None) -> None:
         self.answer = answer
         self.digests = [match_keys.extend(before, said.message) for said in answer.choices]
         self._told = told
@@ -87,7 +88,7 @@ class DialectReader(ABC):
     told_in = "choices"
     """the field of its responses that holds what they say"""
 
-    def __init__(self, dialect: RecordingDialect, writer: Callable[[Mapping[str, Any]], object]) -> None:
+    def __init__(self, dialect: RecordingDialect, writer: Callable[[Mapping[str, Json]], object]) -> None:
         self.dialect = dialect
         self._writer = writer
 
@@ -97,7 +98,7 @@ class DialectReader(ABC):
         return self.dialect.path.removeprefix(ROOT)
 
     @abstractmethod
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
         """The answer in a response's fields."""
 
     @abstractmethod
@@ -139,7 +140,7 @@ class DialectReader(ABC):
         """An answer of too many values without those that nobody reads. Raises ValueError for what is no text."""
         return body
 
-    def read(self, found: Mapping[str, Any], before: bytes) -> ReadAnswer | None:
+    def read(self, found: Mapping[str, Json], before: bytes) -> ReadAnswer | None:
         """What a response says; None for what is none of this API."""
         if self._writer(found) is not self.dialect:
             return None

@@ -10,7 +10,6 @@ import logging
 from datetime import datetime
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from renderers.base import MODEL_RENDERER_MAP
 
@@ -19,6 +18,7 @@ from millrace.dialects.rendering.package import PackagedRenderer, known
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import ConfigError
+from millrace.schemas.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ def _family(folder: Path) -> str | None:
     return found or TYPES.get(str(said[0].get("model_type")))
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+def _json(path: Path) -> JsonObject:
+    found: JsonObject = json.loads(path.read_bytes()) if path.is_file() else {}
     return found
 
 

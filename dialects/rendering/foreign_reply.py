@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects.rendering.base import Message, ParsedReply, PromptTooLong, Renderer, RenderError, Tools
 
@@ -77,7 +77,7 @@ def _same(given: Message, read: ParsedReply) -> bool:
     )
 
 
-def _value(arguments: str) -> Any:
+def _value(arguments: str) -> object:
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):

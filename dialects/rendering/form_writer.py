@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any
 
 from millrace.dialects.rendering.base import Message, RenderError, Tools
 
@@ -74,7 +73,7 @@ class FormWriter:
         return None
 
 
-def _kind(message: Message) -> tuple[Any, bool, bool]:
+def _kind(message: Message) -> tuple[object, bool, bool]:
     return message.get("role"), bool((message.get("content") or "").strip()), bool(message.get("tool_calls"))
 
 

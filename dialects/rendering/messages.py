@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects.rendering.base import Message
 from millrace.dialects.shape import unwieldy
+from millrace.schemas.json_values import JsonObject
 
 SHORT = 9
 """characters of the ids that Mistral's templates take, letters and digits"""
@@ -28,12 +29,12 @@ class Style(NamedTuple):
 USUAL = Style()
 
 
-def decoded(messages: Sequence[Message], style: Style = USUAL) -> list[dict[str, Any]]:
+def decoded(messages: Sequence[Message], style: Style = USUAL) -> list[JsonObject]:
     """The messages in a style; arguments that are no JSON, or too deep or too much, stay text in any."""
     return [_styled(message, style) for message in messages]
 
 
-def _styled(message: Message, style: Style) -> dict[str, Any]:
+def _styled(message: Message, style: Style) -> JsonObject:
     out = dict(message)
     if message.get("tool_calls"):
         out["tool_calls"] = [_call(call, style) for call in message["tool_calls"]]
@@ -47,7 +48,7 @@ def _styled(message: Message, style: Style) -> dict[str, Any]:
     return out
 
 
-def _call(call: Any, style: Style) -> Any:
+def _call(call: Message, style: Style) -> JsonObject:
     function = call["function"]
     arguments = function["arguments"]
     if not style.text and not unwieldy(arguments):

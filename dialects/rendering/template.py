@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from hashlib import blake2b
-from typing import Any
 
 from millrace.dialects.rendering.base import (
     NO_OPTIONS,
@@ -136,7 +135,7 @@ class TemplateRenderer(Renderer):
             return len(before)
         return NoContinuation("the template does not end replies with the end token")
 
-    def _alters(self, name: str, value: Any) -> bool:
+    def _alters(self, name: str, value: object) -> bool:
         """Whether an option changes what the template writes; the value that it would take by itself does not."""
         key = blake2b(f"{name} {value!r}".encode(errors="replace"), digest_size=16).digest()
         found, now = self._altering.get(key), datetime.now()

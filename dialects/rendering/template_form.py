@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects.rendering.base import Message, RenderError, Tools
 from millrace.dialects.rendering.forms.all import FORMS, writable
@@ -18,9 +18,10 @@ from millrace.dialects.rendering.messages import Style
 from millrace.dialects.rendering.parsers.choose import parser_of
 from millrace.dialects.rendering.parsers.markers import Markers
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
+from millrace.schemas.json_values import JsonObject
 
 NAME, WORD = "zq7_find", "zq7 word"
-ARGUMENTS: dict[str, Any] = {"city": WORD, "days": 3, "exact": True, "parts": ["a", 2], "limits": {"most": 0.5}}
+ARGUMENTS: JsonObject = {"city": WORD, "days": 3, "exact": True, "parts": ["a", 2], "limits": {"most": 0.5}}
 TYPES = {"city": "string", "days": "integer", "exact": "boolean", "parts": "array", "limits": "object"}
 TOOLS: Tools = [
     {
@@ -118,7 +119,7 @@ def _reads(form: Form, tokenizer: ChatTokenizer, reply: list[int]) -> bool:
     return [(call.name, _object(call.arguments)) for call in parser.reply.calls] == [(NAME, ARGUMENTS)]
 
 
-def _object(text: str) -> Any:
+def _object(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -26,6 +26,7 @@ from tokenizers import Tokenizer
 from millrace.dialects.rendering.base import RenderError
 from millrace.dialects.rendering.segments import Segments
 from millrace.infra.errors import ConfigError
+from millrace.schemas.json_values import Json
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """a byte in the vocabulary of a tokenizer that falls back to bytes"""
@@ -49,7 +50,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -82,7 +83,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _templates(folder: Path, config: Mapping[str, Json]) -> dict[str, str]:
     """The chat templates of a model by name, as transformers finds them: `tool_use`, where there is one, writes the
     conversations that offer tools, and `default` all others."""
     own = folder / "chat_template.jinja"
@@ -137,7 +138,7 @@ class ChatTokenizer:
         self.template_hash = hashlib.sha256(templates.encode()).hexdigest()
 
     def render_text(
-        self, messages: Sequence[Any], tools: Any, *, generate: bool, now: datetime | None = None, **kwargs: Any
+        self, messages: Sequence[Json], tools: object, *, generate: bool, now: datetime | None = None, **kwargs: Any
     ) -> str:
         """The conversation as text, as of `as_of` or else `now` where the template says the time. Raises RenderError
         when the template cannot write it."""
@@ -156,7 +157,7 @@ class ChatTokenizer:
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise RenderError(f"the chat template cannot render these messages: {error}") from error
 
-    def encode(self, text: str, add_special_tokens: bool = False, **_: Any) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = False, **_: object) -> list[int]:
         """Token ids of text; special tokens written in it are recognised, none are added unless asked for.
 
         Raises PromptTooLong, RenderError."""
@@ -171,7 +172,7 @@ class ChatTokenizer:
             ) from error
         return ids
 
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
         """Text of token ids."""
         return self.core.decode(token_ids, skip_special_tokens=skip_special_tokens)
 

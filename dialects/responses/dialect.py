@@ -7,7 +7,6 @@ arguments of a call are the model's own text."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import orjson
@@ -50,6 +49,7 @@ from millrace.dialects.stored_responses import Recalled, StoredResponse, nobody
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.engines.base import ABORT
 from millrace.infra.process.offload import aside
+from millrace.schemas.json_values import Json, JsonObject
 
 ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
 UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -59,7 +59,7 @@ PARTS = {
     "reasoning": ("summary", "reasoning_summary_part", "reasoning_summary_text", "summary_index"),
 }
 """by the type of an item that has parts with text: their field, and the words for them in events"""
-Item = dict[str, Any]
+Item = JsonObject
 
 
 class Responses(Dialect):
@@ -139,17 +139,17 @@ class Responses(Dialect):
     def streamed(self, call: WritableCall) -> ReplyStream:
         return ResponsesStream(call)
 
-    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+    def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         if not self.wrote(response):
             return []
         begun = {**response, "status": "in_progress", "output": [], "usage": None}
-        events: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
-        for at, item in enumerate(map(mapping, response["output"])):
+        events: list[JsonObject] = [{"type": "response.created", "response": begun}]
+        for at, item in enumerate(map(mapping, listed(response.get("output")))):
             events += [{"type": f"response.{event.pop('kind')}", "output_index": at, **event} for event in _told(item)]
         end = f"response.{response.get('status')}"
         events.append({"type": end if end in ENDS else "response.completed", "response": response})
         numbered = [{"sequence_number": number, **event} for number, event in enumerate(events)]
-        return [StreamEvent(event["type"], orjson.dumps(event)) for event in numbered]
+        return [StreamEvent(str(event["type"]), orjson.dumps(event)) for event in numbered]
 
     def error(self, error: ApiError) -> bytes:
         return error.body()
@@ -159,10 +159,10 @@ class Responses(Dialect):
         flat = {"code": error.code, "message": str(error), "param": error.param}
         return StreamEvent("error", orjson.dumps({"type": "error", **flat, "error": said}))
 
-    def wrote(self, response: Mapping[str, Any]) -> bool:
+    def wrote(self, response: Mapping[str, Json]) -> bool:
         return response.get("object") == "response" and isinstance(response.get("output"), list)
 
-    def read(self, request: bytes, response: Mapping[str, Any]) -> RecordedCall:
+    def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
         asked = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
@@ -171,9 +171,9 @@ class Responses(Dialect):
         return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
 
 
-def _told(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _told(item: Mapping[str, Json]) -> list[JsonObject]:
     """The events that say an item that is whole: its texts and its arguments in one piece each."""
-    out: list[dict[str, Any]] = []
+    out: list[JsonObject] = []
     empty, of = dict(item), {"item_id": item.get("id")}
     kind = text(item.get("type"))
     if kind == "function_call" and (said := text(item.get("arguments"))) is not None:
@@ -256,11 +256,11 @@ class ResponsesStream(ReplyStream):
             self._event("response.in_progress", out, response=begun)
         return out
 
-    def _event(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+    def _event(self, kind: str, out: list[StreamEvent], **fields: object) -> None:
         out.append(StreamEvent(kind, orjson.dumps({"type": kind, "sequence_number": self._number, **fields})))
         self._number += 1
 
-    def _of_item(self, kind: str, out: list[StreamEvent], **fields: Any) -> None:
+    def _of_item(self, kind: str, out: list[StreamEvent], **fields: object) -> None:
         """An event of the item that is open, or about to be."""
         self._event(f"response.{kind}", out, output_index=len(self._output) + self._broken, **fields)
 
@@ -294,13 +294,13 @@ class ResponsesStream(ReplyStream):
         part = self._open("".join(self._said))
         item = _item(self._call, len(self._output), part, status)
         if isinstance(part, Text):
-            at: dict[str, Any] = {"item_id": item["id"], "content_index": 0}
+            at: JsonObject = {"item_id": item["id"], "content_index": 0}
             self._of_item("output_text.done", out, **at, text=part.text, logprobs=[])
-            self._of_item("content_part.done", out, **at, part=item["content"][0])
+            self._of_item("content_part.done", out, **at, part=listed(item["content"])[0])
         else:
             at = {"item_id": item["id"], "summary_index": 0}
             self._of_item("reasoning_summary_text.done", out, **at, text=part.text)
-            self._of_item("reasoning_summary_part.done", out, **at, part=item["summary"][0])
+            self._of_item("reasoning_summary_part.done", out, **at, part=listed(item["summary"])[0])
         self._of_item("output_item.done", out, item=item)
         self._output.append(item)
         self._open = None
@@ -345,7 +345,7 @@ def _status(choice: WritableChoice) -> str:
     return "incomplete" if choice.reason in UNFINISHED else "completed"
 
 
-def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> dict[str, Any]:
+def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> JsonObject:
     """The response, of no choice while it is in progress. What was asked is not said again at length."""
     given = call.request.given
     assert isinstance(given, ResponsesRequest)
@@ -373,7 +373,7 @@ def _response(call: WritableCall, choice: WritableChoice | None, output: Sequenc
     }
 
 
-def _choice(choice: str | Forced) -> Any:
+def _choice(choice: str | Forced) -> Json:
     """Which tools were asked for."""
     if not isinstance(choice, Forced):
         return choice
@@ -407,7 +407,7 @@ def _item(call: WritableCall, at: int, part: Part, status: str) -> Item:
             raise AssertionError(f"no model writes {type(part).__name__}")
 
 
-def _called(call: WritableCall, name: str) -> dict[str, Any]:
+def _called(call: WritableCall, name: str) -> JsonObject:
     """A tool in its client's words."""
     if name not in call.request.inside:
         return {"name": name}
@@ -415,11 +415,11 @@ def _called(call: WritableCall, name: str) -> dict[str, Any]:
     return {"name": own, "namespace": namespace}
 
 
-def _text(said: str) -> dict[str, Any]:
+def _text(said: str) -> JsonObject:
     return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
 
 
-def _read(item: Mapping[str, Any]) -> list[Part]:
+def _read(item: Mapping[str, Json]) -> list[Part]:
     """An item of a recorded reply."""
     match item.get("type"):
         case "message":
@@ -438,7 +438,7 @@ def _read(item: Mapping[str, Any]) -> list[Part]:
             return []
 
 
-def _usage(call: WritableCall) -> dict[str, Any]:
+def _usage(call: WritableCall) -> JsonObject:
     """Token counts as OpenAI reports them here."""
     prompt, completion = call.prompt_tokens, call.completion_tokens
     return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import NamedBefore
 from millrace.dialects.responses.request import AnyResponses, ResponsesRequest, parse_any
 from millrace.dialects.stored_responses import Given, Recall
+from millrace.schemas.json_values import JsonObject
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ def names_of(request: AnyResponses) -> str:
     return repr(named) if any(named) else ""
 
 
-def _is_reference(item: dict[str, Any]) -> bool:
+def _is_reference(item: JsonObject) -> bool:
     """OpenAI lets the type of a reference be left out."""
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
@@ -132,7 +133,7 @@ def _with_items(body: bytes, items: Sequence[bytes]) -> bytes:
     return msgspec.json.encode({**given, "input": said})
 
 
-def _named(item: dict[str, Any], at: int, recall: Recall) -> bytes:
+def _named(item: JsonObject, at: int, recall: Recall) -> bytes:
     id = item.get("id")
     if not isinstance(id, str):
         raise bad_request(f"input[{at}].id: a text is required", param=f"input[{at}]")
@@ -154,7 +155,7 @@ def _no_response(id: str) -> ApiError:
     return bad_request(said, param="previous_response_id", code="previous_response_not_found")
 
 
-def listed(request: AnyResponses) -> list[dict[str, Any]]:
+def listed(request: AnyResponses) -> list[JsonObject]:
     """The items of a request; a text is one."""
     if isinstance(request.input, str):
         return [{"type": "message", "role": "user", "content": request.input}]

@@ -6,11 +6,11 @@ page behind the last item gets every item once, in either order. Pure."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millrace.dialects.errors import bad_request
+from millrace.schemas.json_values import Json, JsonObject
 
-Item = dict[str, Any]
+Item = JsonObject
 MOST, USUAL = 100, 20
 """items of a page: at most, and where it is not said"""
 PREFIXES = {
@@ -23,7 +23,7 @@ PREFIXES = {
 }
 
 
-def page(items: Sequence[Item], response: str, query: Mapping[str, str]) -> dict[str, Any]:
+def page(items: Sequence[Item], response: str, query: Mapping[str, str]) -> JsonObject:
     """One page of the items, the newest first unless the query says otherwise. Raises ApiError 400."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -60,7 +60,7 @@ def identified(items: Sequence[Item], response: str) -> list[Item]:
         id = item.get("id")
         if not isinstance(id, str) or not id or id in known:
             made = response.removeprefix("resp_")
-            id = f"{PREFIXES.get(kind, 'item')}_{made}_in{at}"
+            id = f"{PREFIXES.get(str(kind), 'item')}_{made}_in{at}"
             while id in known:
                 id += "_"
         known.add(id)
@@ -72,7 +72,7 @@ def identified(items: Sequence[Item], response: str) -> list[Item]:
     return out
 
 
-def _parts(content: Any, role: Any) -> Any:
+def _parts(content: Json, role: object) -> Json:
     if not isinstance(content, str):
         return content
     if role == "assistant":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from millrace.dialects.answers import WholeAnswer, arguments_text, listed, mapping, name, number, text
 from millrace.dialects.reading.events import ReplyEvents
@@ -17,6 +16,7 @@ from millrace.dialects.stored_responses import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import Json, JsonObject
 
 ENDS = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 DELTA = ".delta"
@@ -39,7 +39,7 @@ class ResponsesReader(DialectReader):
 
     told_in = "output"
 
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
         usage = mapping(found.get("usage"))
         cached = number(mapping(usage.get("input_tokens_details")).get("cached_tokens"))
         counts = (number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached)
@@ -56,7 +56,7 @@ class ResponsesReader(DialectReader):
         return flattened(body)
 
 
-def _finish(found: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
+def _finish(found: Mapping[str, Json], message: Mapping[str, Json]) -> str | None:
     match found.get("status"):
         case "completed":
             return "tool_calls" if message.get("tool_calls") else "stop"
@@ -72,7 +72,7 @@ class ItemParts:
     """An item as it was said last, and the pieces that came for each of its fields since."""
 
     index: int
-    item: dict[str, Any]
+    item: JsonObject
     pieces: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -81,11 +81,11 @@ class AssembledResponses(ReplyEvents):
 
     def __init__(self) -> None:
         super().__init__()
-        self._response: dict[str, Any] = {}
+        self._response: JsonObject = {}
         self._items: list[ItemParts] = []
         self._open: dict[int, ItemParts] = {}
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         kind, index = event.get("type"), event.get("output_index")
         if kind in ENDS or kind in ("response.created", "response.in_progress"):
             self._response = dict(mapping(event.get("response")))
@@ -106,7 +106,7 @@ class AssembledResponses(ReplyEvents):
             self._open[index].pieces.setdefault(part, []).append(piece)
         return True
 
-    def _place(self, index: int, item: dict[str, Any]) -> bool:
+    def _place(self, index: int, item: JsonObject) -> bool:
         """An item, which is the one of its index unless both are calls, and two of them."""
         former = self._open.get(index)
         ids = {text(one.get("call_id")) for one in (item, *([former.item] if former else ()))}
@@ -119,7 +119,7 @@ class AssembledResponses(ReplyEvents):
         self._items.append(self._open[index])
         return True
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JsonObject:
         if not self._response and self.finish is None:
             return {}  # no event of a response came
         items = [_whole(one.item, one.pieces) for one in sorted(self._items, key=lambda one: one.index)]
@@ -128,7 +128,7 @@ class AssembledResponses(ReplyEvents):
         return {**self._response, "object": "response", "status": status, "output": output}
 
 
-def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, Any]:
+def _whole(item: JsonObject, pieces: Mapping[str, list[str]]) -> JsonObject:
     """An item that was not whole, with the pieces that came for it."""
     out = dict(item)
     for part, said in ((part, "".join(texts)) for part, texts in pieces.items()):
@@ -146,5 +146,5 @@ def _whole(item: dict[str, Any], pieces: Mapping[str, list[str]]) -> dict[str, A
     return out
 
 
-def _add(item: dict[str, Any], name: str, part: dict[str, Any]) -> None:
+def _add(item: JsonObject, name: str, part: JsonObject) -> None:
     item[name] = [*listed(item.get(name)), part]

@@ -14,6 +14,7 @@ from millrace.dialects.conversation import unsupported
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.rendering.base import Tools
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search")
 """how the kinds of tools begin that OpenAI runs itself: no model of ours is shown one"""
@@ -21,7 +22,7 @@ BETWEEN = "__"
 """stands between a namespace and a function, as clients of MCP write it"""
 
 
-def full_name(item: Mapping[str, Any], name: str) -> str:
+def full_name(item: Mapping[str, Json], name: str) -> str:
     """What the model calls the function `name` of an item, a tool or a choice."""
     space = item.get("namespace")
     return f"{space}{BETWEEN}{name}" if isinstance(space, str) and space else name
@@ -32,7 +33,7 @@ def custom_arguments(given: str) -> str:
     return msgspec.json.encode({"input": given}).decode()
 
 
-def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tools:
+def tools_of(tools: list[JsonObject] | None, *, strict: bool = True) -> Tools:
     """The tools as templates want them, so that clients of any API offer the same ones; those that are `hosted` are
     not among them. Raises ApiError 400; not `strict`: tools that no model of ours could call stay as they are."""
     if not tools:
@@ -60,24 +61,24 @@ def strict_names(tools: list[dict[str, Any]] | None) -> frozenset[str]:
     return frozenset(out)
 
 
-def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
+def hosted(tools: list[JsonObject] | None) -> tuple[str, ...]:
     """Places of tools that only OpenAI could run."""
     return tuple(f"tools[{at}]" for at, tool in enumerate(tools or ()) if _is_hosted(tool))
 
 
-def _is_hosted(tool: dict[str, Any]) -> bool:
+def _is_hosted(tool: JsonObject) -> bool:
     kind = tool.get("type")
     return isinstance(kind, str) and kind.startswith(HOSTED)
 
 
-def _as_called(tool: dict[str, Any]) -> dict[str, Any]:
+def _as_called(tool: JsonObject) -> JsonObject:
     try:
         return _function(tool, "", None, "")
     except ApiError:
         return tool
 
 
-def inside(tools: list[dict[str, Any]] | None) -> dict[str, tuple[str, str]]:
+def inside(tools: list[JsonObject] | None) -> dict[str, tuple[str, str]]:
     """(namespace, name) of each function of a namespace, by the model's name of it. Raises ApiError 400."""
     if not any(tool.get("type") == "namespace" for tool in tools or ()):  # as in most
         return {}
@@ -103,7 +104,7 @@ def _functions(tools: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], tu
             yield function, (name, inner["name"])
 
 
-def _function(tool: dict[str, Any], place: str, space: str | None, about: str) -> dict[str, Any]:
+def _function(tool: JsonObject, place: str, space: str | None, about: str) -> JsonObject:
     if tool.get("type") != "function":
         raise unsupported(place, f"only functions and namespaces of them are supported, not {tool.get('type')!r}")
     name, schema, description = tool.get("name"), tool.get("parameters"), tool.get("description")

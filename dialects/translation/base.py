@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from millrace.dialects import shape
 from millrace.dialects.answers import WholeAnswer, error_in
@@ -20,6 +20,8 @@ from millrace.dialects.base import Dialect
 from millrace.dialects.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, unsupported
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import ROOT
+from millrace.dialects.rendering.base import Message
+from millrace.schemas.json_values import Json, JsonObject
 
 
 @dataclass
@@ -52,7 +54,7 @@ class ReplyListener(ReplyEvents):
         """What is left to say where the stream came to its end."""
         return []
 
-    def response(self) -> dict[str, Any]:
+    def response(self) -> JsonObject:
         return {}  # nothing is put together again
 
 
@@ -73,11 +75,11 @@ class Translator(ABC):
         return self.dialect.name
 
     @abstractmethod
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: Ask) -> JsonObject:
         """The request's fields. Raises ApiError 400 for what cannot be said in this API."""
 
     @abstractmethod
-    def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
         """A whole answer, and the stop string that ended it where the API says so."""
 
     @abstractmethod
@@ -96,7 +98,7 @@ def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:
             raise unsupported(param, f"the upstream of {ask.model!r} speaks {api}, which has nothing like it")
 
 
-def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | None:
+def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Json]] | None:
     """The functions that are offered, with `strict` where that is asked, None where there are none; of those among
     which the reply must choose only these, where `chosen`. Raises ApiError 400 for a tool that is none."""
     for at, tool in enumerate(ask.tools or ()):
@@ -107,7 +109,7 @@ def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Any]] | No
     return [function for function in offered if not names or function.get("name") in names] or None
 
 
-def _strict(function: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+def _strict(function: Mapping[str, Json], ask: Ask) -> Mapping[str, Json]:
     name = function.get("name")
     said = {"strict": True} if isinstance(name, str) and name in ask.strict_tools else {}
     return {**{field: given for field, given in function.items() if field != "strict"}, **said}
@@ -126,6 +128,6 @@ def parts_of(answer: WholeAnswer) -> list[Part]:
     return [*out, *uses(message.get("tool_calls") or ())]
 
 
-def uses(calls: Sequence[Mapping[str, Any]]) -> list[Part]:
+def uses(calls: Sequence[Message]) -> list[Part]:
     """Calls of tools as messages of chat completions hold them, as parts. Servers that write no arguments mean none."""
     return [ToolUse(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}") for call in calls]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millrace.dialects.all import CHAT
 from millrace.dialects.answers import (
@@ -32,6 +31,7 @@ from millrace.dialects.conversation import (
 from millrace.dialects.reading.chat_assembler import ChoiceParts
 from millrace.dialects.translation.base import ReplyListener, Translator, functions, uses
 from millrace.dialects.translation.media import to_chat
+from millrace.schemas.json_values import Json, JsonObject
 
 ROLES = {"developer": "system"}
 """roles that many servers of this API do not know, by one that all do"""
@@ -42,9 +42,9 @@ class ToChat(Translator):
 
     dialect = CHAT
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: Ask) -> JsonObject:
         offered = functions(ask, chosen=True)
-        said: dict[str, Any] = {
+        said: JsonObject = {
             "model": ask.model,
             "messages": _conversation(ask.turns),
             "max_completion_tokens": ask.max_tokens,
@@ -61,7 +61,7 @@ class ToChat(Translator):
             said |= {"stream": True, "stream_options": {"include_usage": True}}
         return {field: given for field, given in said.items() if given is not None}
 
-    def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
         return understood(found), None
 
     def listener(self) -> ReplyListener:
@@ -75,7 +75,7 @@ class ChatListener(ReplyListener):
         super().__init__()
         self._calls = ChoiceParts()
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         told = self.told
         told.id = told.id or name(event.get("id")) or ""
         if mapping(event.get("usage")):
@@ -84,7 +84,7 @@ class ChatListener(ReplyListener):
             self._choice(mapping(choice))
         return True
 
-    def _choice(self, choice: Mapping[str, Any]) -> None:
+    def _choice(self, choice: Mapping[str, Json]) -> None:
         delta = mapping(choice.get("delta"))
         given = delta.get("content")
         if thoughts := text(delta.get("reasoning_content")) or text(delta.get("reasoning")) or thinking(given):
@@ -103,10 +103,10 @@ class ChatListener(ReplyListener):
         return calls
 
 
-def _conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def _conversation(turns: Sequence[Turn]) -> list[JsonObject]:
     """All turns: the results of one reply's calls stand together, and what else their tools showed behind them."""
-    out: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
+    out: list[JsonObject] = []
+    shown: list[JsonObject] = []
     for turn in turns:
         if turn.role != "tool":
             out += shown
@@ -116,12 +116,12 @@ def _conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     return out + shown
 
 
-def _messages(turn: Turn) -> list[dict[str, Any]]:
+def _messages(turn: Turn) -> list[JsonObject]:
     """One turn: results of tools are messages of their own. Thoughts of former replies are left out: no other model
     wrote them."""
-    out: list[dict[str, Any]] = []
+    out: list[JsonObject] = []
     said: list[Part] = []
-    calls: list[dict[str, Any]] = []
+    calls: list[JsonObject] = []
     for part in turn.parts:
         match part:
             case ToolResult():
@@ -132,7 +132,7 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
             case Text() | ModelRefusal() | Media():
                 said.append(part)
     if said or calls or not out:
-        message: dict[str, Any] = {"role": ROLES.get(turn.role, turn.role), "content": _content(said) or None}
+        message: JsonObject = {"role": ROLES.get(turn.role, turn.role), "content": _content(said) or None}
         if message["role"] == "tool":  # beside its results: what is no text
             message["role"] = "user"
         if calls:
@@ -143,7 +143,7 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
     return out
 
 
-def _content(said: Sequence[Part]) -> str | list[dict[str, Any]]:
+def _content(said: Sequence[Part]) -> str | list[JsonObject]:
     texts = [part.text for part in said if isinstance(part, Text | ModelRefusal)]
     if len(texts) == len(said):
         return "".join(texts)
@@ -154,7 +154,7 @@ def _content(said: Sequence[Part]) -> str | list[dict[str, Any]]:
     ]
 
 
-def _choice(ask: Ask) -> Any:
+def _choice(ask: Ask) -> Json:
     if not isinstance(ask.choice, Forced):
         return None if ask.choice == "auto" else ask.choice
     if len(ask.choice.names) != 1:
@@ -162,10 +162,10 @@ def _choice(ask: Ask) -> Any:
     return {"type": "function", "function": {"name": ask.choice.names[0]}}
 
 
-def _form(ask: Ask) -> dict[str, Any] | None:
+def _form(ask: Ask) -> JsonObject | None:
     if ask.output is None:
         return None
     if ask.output.schema is None:
         return {"type": "json_object"}
-    held = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    held: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
     return {"type": "json_schema", "json_schema": held}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any
 
 import orjson
 
@@ -25,6 +24,7 @@ from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServe
 from millrace.infra.errors import EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json
 
 JSON = "application/json"
 PIECE = 8 << 10
@@ -164,7 +164,7 @@ class InterpretedReply(StreamedReply):
         self._answer.close()
 
 
-def _encoded(request: Mapping[str, Any]) -> bytes:
+def _encoded(request: Mapping[str, Json]) -> bytes:
     try:
         return orjson.dumps(request)
     except TypeError:  # a schema with an integer of more than 64 bits

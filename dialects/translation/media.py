@@ -5,18 +5,17 @@ else."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from millrace.dialects.conversation import Media, unsupported
 from millrace.dialects.errors import ApiError
 from millrace.dialects.media import AUDIO, PLAIN, held, plain_text
+from millrace.schemas.json_values import JsonObject
 
 PDF = "application/pdf"
 FILE = "file"
 """of a file that was sent without a name, where one must be said"""
 
 
-def to_chat(part: Media) -> dict[str, Any]:
+def to_chat(part: Media) -> JsonObject:
     """As a part of chat completions. Raises ApiError 400."""
     url, name = part.address
     match part.kind:
@@ -29,7 +28,7 @@ def to_chat(part: Media) -> dict[str, Any]:
     raise _unsaid(part)
 
 
-def to_responses(part: Media) -> dict[str, Any]:
+def to_responses(part: Media) -> JsonObject:
     """As a part of Responses. Raises ApiError 400."""
     url, name = part.address
     match part.kind:
@@ -44,14 +43,14 @@ def to_responses(part: Media) -> dict[str, Any]:
     raise _unsaid(part)
 
 
-def to_messages(part: Media) -> dict[str, Any]:
+def to_messages(part: Media) -> JsonObject:
     """As a block of Messages, which takes files that are PDF or plain text. Raises ApiError 400."""
     url, name = part.address
     titled = {"title": name} if name else {}
     inside = held(url)
     match part.kind:
         case "image" | "file" if url and inside is None:
-            source: dict[str, Any] = {"type": "url", "url": url}
+            source: JsonObject = {"type": "url", "url": url}
             return {"type": "image", "source": source} if part.kind == "image" else {**_DOCUMENT, "source": source}
         case "image" if inside is not None:
             return {"type": "image", "source": _base64(*inside)}
@@ -65,11 +64,11 @@ def to_messages(part: Media) -> dict[str, Any]:
 _DOCUMENT = {"type": "document"}
 
 
-def _base64(type: str, data: str) -> dict[str, Any]:
+def _base64(type: str, data: str) -> JsonObject:
     return {"type": "base64", "media_type": type, "data": data}
 
 
-def _sound(part: Media) -> dict[str, Any] | None:
+def _sound(part: Media) -> JsonObject | None:
     inside = held(part.address.url)
     if inside is None or not inside[0].startswith(AUDIO):
         return None

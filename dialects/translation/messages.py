@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import orjson
 
@@ -26,6 +26,7 @@ from millrace.dialects.conversation import (
 from millrace.dialects.messages.reader import FINISH
 from millrace.dialects.translation.base import ReplyListener, Translator, functions, refuse
 from millrace.dialects.translation.media import to_messages
+from millrace.schemas.json_values import Json, JsonObject
 
 MOST = 4096
 """tokens of a reply where its client says nothing: this API must be told"""
@@ -38,7 +39,7 @@ class ToMessages(Translator):
     dialect = MESSAGES
     headers: ClassVar[Mapping[str, str]] = {"anthropic-version": VERSION}
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: Ask) -> JsonObject:
         refuse(ask, "Messages", {
             "n": ask.n > 1,
             "logprobs": ask.logprobs,
@@ -51,7 +52,7 @@ class ToMessages(Translator):
         })  # fmt: skip
         system, rest = _split(ask.turns)
         offered = functions(ask, chosen=True)
-        said: dict[str, Any] = {
+        said: JsonObject = {
             "model": ask.model,
             "max_tokens": MOST if ask.max_tokens is None else ask.max_tokens,
             "system": system or None,
@@ -66,7 +67,7 @@ class ToMessages(Translator):
         }
         return {field: given for field, given in said.items() if given is not None}
 
-    def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
         return reader(MESSAGES).understood(found), text(found.get("stop_sequence"))
 
     def listener(self) -> ReplyListener:
@@ -78,11 +79,11 @@ class MessagesListener(ReplyListener):
 
     def __init__(self) -> None:
         super().__init__()
-        self._use: dict[str, Any] | None = None
+        self._use: JsonObject | None = None
         self._input: list[str] = []
-        self._counts: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         match event.get("type"):
             case "message_start":
                 message = mapping(event.get("message"))
@@ -107,13 +108,13 @@ class MessagesListener(ReplyListener):
                 self.closing = True
         return True
 
-    def _count(self, usage: Any) -> None:
+    def _count(self, usage: object) -> None:
         counted = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         self._counts |= {field: number(mapping(usage).get(field)) for field in counted if field in mapping(usage)}
         told, written, read, made = (self._counts.get(field, 0) for field in counted)
         self.told.usage = (number(told + read + made), written, read)
 
-    def _begin(self, block: Mapping[str, Any]) -> None:
+    def _begin(self, block: Mapping[str, Json]) -> None:
         self._stop()
         if block.get("type") == "tool_use":
             self._use, self._input = dict(block), []
@@ -122,7 +123,7 @@ class MessagesListener(ReplyListener):
         elif thoughts := text(block.get("thinking")):
             self._heard.append(Thinking(thoughts))
 
-    def _delta(self, delta: Mapping[str, Any]) -> None:
+    def _delta(self, delta: Mapping[str, Json]) -> None:
         match delta.get("type"):
             case "text_delta" if said := text(delta.get("text")):
                 self._heard.append(Text(said))
@@ -156,26 +157,25 @@ def _split(turns: Sequence[Turn]) -> tuple[str, list[Turn]]:
     return "\n\n".join(filter(None, texts)), list(turns[at:])
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
     """Turns of user and assistant by turns, as this API wants them: later instructions and results of tools are the
     user's; results stand before what else the user says."""
-    out: list[dict[str, Any]] = []
+    said: list[tuple[str, list[JsonObject]]] = []
     for turn in turns:
         role = "assistant" if turn.role == "assistant" else "user"
         blocks = [block for part in turn.parts if (block := _block(part)) is not None]
-        if not blocks and out:
+        if not blocks and said:
             continue
-        if out and out[-1]["role"] == role:
-            out[-1]["content"] += blocks
+        if said and said[-1][0] == role:
+            said[-1][1].extend(blocks)
         else:
-            out.append({"role": role, "content": blocks})
-    for message in out:
-        message["content"].sort(key=lambda block: block["type"] != "tool_result")  # stable
-        message["content"] = message["content"] or [{"type": "text", "text": ""}]
-    return out
+            said.append((role, blocks))
+    for _, blocks in said:
+        blocks.sort(key=lambda block: block["type"] != "tool_result")  # stable
+    return [{"role": role, "content": blocks or [{"type": "text", "text": ""}]} for role, blocks in said]
 
 
-def _block(part: Part) -> dict[str, Any] | None:
+def _block(part: Part) -> JsonObject | None:
     """One part; None for an empty text, which this API refuses, and for thoughts, which no other model wrote."""
     match part:
         case Text() | ModelRefusal():
@@ -190,7 +190,7 @@ def _block(part: Part) -> dict[str, Any] | None:
             return None
 
 
-def _input(arguments: str) -> dict[str, Any]:
+def _input(arguments: str) -> JsonObject:
     """The arguments of a call as the object that this API wants; text that is none within one."""
     try:
         found = None if shape.unwieldy(arguments) else orjson.loads(arguments or "{}")
@@ -199,14 +199,14 @@ def _input(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {"input": arguments}
 
 
-def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(function: Mapping[str, Json]) -> JsonObject:
     schema = function.get("parameters") or {"type": "object", "properties": {}}
     about = {"description": function["description"]} if function.get("description") else {}
     strict = {"strict": True} if function.get("strict") else {}
     return {"name": function.get("name"), **about, "input_schema": schema, **strict}
 
 
-def _choice(ask: Ask) -> dict[str, Any] | None:
+def _choice(ask: Ask) -> JsonObject | None:
     alone = {} if ask.parallel else {"disable_parallel_tool_use": True}
     if ask.choice == "none":
         return {"type": "none"}

@@ -9,6 +9,7 @@ from millrace.dialects.conversation import Ask, ModelRefusal, Part, Text, Thinki
 from millrace.dialects.translation.base import ReplyFacts
 from millrace.infra.engines.base import ABORT
 from millrace.schemas.ids import now_micros
+from millrace.schemas.json_values import JsonObject
 
 KNOWN = ("stop", "length", "tool_calls", "content_filter")
 """reasons of an end that every API has a word for"""
@@ -24,7 +25,7 @@ class TranslatedChoice:
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
-        self.tops: list[Any] = []
+        self.tops: list[list[tuple[int, float]]] = []
         self.calls: list[dict[str, Any]] = []
         self.finish: str | None = None
         self.stop: str | None = None
@@ -74,9 +75,9 @@ class TranslatedChoice:
         uses = [(call["id"], call["function"]) for call in self.calls]
         return [*out, *(ToolUse(id, function["name"], function["arguments"]) for id, function in uses)]
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The assistant message of chat completions."""
-        out: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.calls else "")}
+        out: JsonObject = {"role": "assistant", "content": self.content or (None if self.calls else "")}
         if self._thoughts:
             out["reasoning_content"] = self.reasoning
         if self.calls:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.dialects.all import RESPONSES, reader
 from millrace.dialects.answers import WholeAnswer, arguments_text, error_in, mapping, name, text
@@ -24,6 +23,7 @@ from millrace.dialects.responses.reader import ENDS
 from millrace.dialects.translation.base import ReplyListener, Translator, functions, refuse
 from millrace.dialects.translation.media import to_responses
 from millrace.infra.errors import EngineUnavailable
+from millrace.schemas.json_values import Json, JsonObject
 
 FAILED = ("failed", "cancelled")
 TEXTS = ("response.output_text.delta", "response.refusal.delta")
@@ -35,7 +35,7 @@ class ToResponses(Translator):
 
     dialect = RESPONSES
 
-    def request(self, ask: Ask) -> dict[str, Any]:
+    def request(self, ask: Ask) -> JsonObject:
         refuse(ask, "Responses", {
             "n": ask.n > 1,
             "logprobs": ask.logprobs,
@@ -48,7 +48,7 @@ class ToResponses(Translator):
             "logit_bias": bool(ask.logit_bias),
         })  # fmt: skip
         offered = functions(ask)
-        said: dict[str, Any] = {
+        said: JsonObject = {
             "model": ask.model,
             "input": [item for turn in ask.turns for item in _items(turn)],
             "max_output_tokens": ask.max_tokens,
@@ -63,7 +63,7 @@ class ToResponses(Translator):
         }
         return {field: given for field, given in said.items() if given is not None}
 
-    def whole(self, found: Mapping[str, Any]) -> tuple[WholeAnswer, str | None]:
+    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
         if found.get("status") in FAILED:
             raise EngineUnavailable("the response failed", status=200, words=_why(found))
         return reader(RESPONSES).understood(found), None
@@ -75,7 +75,7 @@ class ToResponses(Translator):
 class ResponsesListener(ReplyListener):
     """Numbered events. A call of a tool is whole when its item is done."""
 
-    def take(self, event: dict[str, Any]) -> bool:
+    def take(self, event: JsonObject) -> bool:
         kind = event.get("type")
         if kind in TEXTS:
             self._say(Text, event)
@@ -92,11 +92,11 @@ class ResponsesListener(ReplyListener):
             self._end(mapping(event.get("response")))
         return True
 
-    def _say(self, kind: type[Text] | type[Thinking], event: Mapping[str, Any]) -> None:
+    def _say(self, kind: type[Text] | type[Thinking], event: Mapping[str, Json]) -> None:
         if said := text(event.get("delta")):
             self._heard.append(kind(said))
 
-    def _end(self, response: Mapping[str, Any]) -> None:
+    def _end(self, response: Mapping[str, Json]) -> None:
         answer = reader(RESPONSES).understood(response)
         self.told.usage, self.told.finish = answer.usage, answer.choices[0].finish
         self.closing = True
@@ -104,16 +104,16 @@ class ResponsesListener(ReplyListener):
             self.error = _why(response)
 
 
-def _why(response: Mapping[str, Any]) -> str:
+def _why(response: Mapping[str, Json]) -> str:
     """Why a response failed, in the upstream's words."""
     return error_in(response) or NO_WORDS
 
 
-def _items(turn: Turn) -> list[dict[str, Any]]:
+def _items(turn: Turn) -> list[JsonObject]:
     """One turn: its message first, then its calls and results, each an item. Thoughts of former replies are left out:
     no other model wrote them."""
-    said: list[dict[str, Any]] = []
-    rest: list[dict[str, Any]] = []
+    said: list[JsonObject] = []
+    rest: list[JsonObject] = []
     for part in turn.parts:
         match part:
             case ToolUse():
@@ -127,11 +127,11 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
     role = "user" if turn.role == "tool" else turn.role
     if not said and not rest:  # a turn that says nothing is one all the same
         said.append(_part(role, Text("")))
-    message = [{"type": "message", "role": role, "content": said}] if said else []
+    message: list[JsonObject] = [{"type": "message", "role": role, "content": said}] if said else []
     return [*message, *rest] if turn.role == "assistant" else [*rest, *message]
 
 
-def _part(role: str, part: Part) -> dict[str, Any]:
+def _part(role: str, part: Part) -> JsonObject:
     if isinstance(part, Media):
         return to_responses(part)
     assert isinstance(part, Text | ModelRefusal)
@@ -140,13 +140,13 @@ def _part(role: str, part: Part) -> dict[str, Any]:
     return {"type": "input_text", "text": part.text}
 
 
-def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(function: Mapping[str, Json]) -> JsonObject:
     """A function. This API takes schemas for strict ones, which most are not, unless it is told."""
     about = {field: function[field] for field in ("description", "parameters") if function.get(field) is not None}
     return {"type": "function", "name": function.get("name"), **about, "strict": bool(function.get("strict"))}
 
 
-def _choice(ask: Ask) -> Any:
+def _choice(ask: Ask) -> Json:
     if not isinstance(ask.choice, Forced):
         return None if ask.choice == "auto" else ask.choice
     tools = [{"type": "function", "name": name} for name in ask.choice.names]
@@ -155,10 +155,10 @@ def _choice(ask: Ask) -> Any:
     return tools[0] if len(tools) == 1 else {"type": "allowed_tools", "mode": "required", "tools": tools}
 
 
-def _form(ask: Ask) -> dict[str, Any] | None:
+def _form(ask: Ask) -> JsonObject | None:
     if ask.output is None:
         return None
     if ask.output.schema is None:
         return {"format": {"type": "json_object"}}
-    held = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    held: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
     return {"format": {"type": "json_schema", **held}}

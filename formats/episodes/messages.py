@@ -6,10 +6,10 @@ one only where something was asked before it; whatever is no chat is a `BadRow`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
+from millrace.dialects.answers import mapping
 from millrace.formats.episodes.episode import ReplyStep, Step, ToolAnswerStep, UnansweredStep
 from millrace.formats.episodes.rows import BadRow, Content, json_text, text_of, time_of
 from millrace.schemas.ids import Micros
@@ -17,7 +17,7 @@ from millrace.schemas.ids import Micros
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 
-def chat(value: Any, name: str) -> list[Content]:
+def chat(value: object, name: str) -> list[Content]:
     """A list of messages. Raises BadRow."""
     if isinstance(value, str):
         value = _written(value)
@@ -26,19 +26,18 @@ def chat(value: Any, name: str) -> list[Content]:
     return [message(one, f"{name}[{at}]") for at, one in enumerate(value)]
 
 
-def said_or_chat(value: Any, name: str, role: str) -> list[Content]:
+def said_or_chat(value: object, name: str, role: str) -> list[Content]:
     """A list of messages, or a text that is one message of `role`. Raises BadRow."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     return chat(value, name)
 
 
-def message(value: Any, name: str) -> Content:
+def message(value: object, name: str) -> Content:
     """One message. Raises BadRow."""
-    role = value.get("role") if isinstance(value, Mapping) else None
-    if not isinstance(role, str) or role not in ROLES:
+    if not isinstance(value, Mapping) or not isinstance(role := value.get("role"), str) or role not in ROLES:
         raise BadRow("bad_message", f"{name} has no role of a chat ({', '.join(sorted(ROLES))})")
-    out = dict(value)
+    out: Content = dict(value)
     content = out.setdefault("content", "")
     if isinstance(content, list):
         if not all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in content):
@@ -53,7 +52,7 @@ def message(value: Any, name: str) -> Content:
     return out
 
 
-def tool_list(value: Any) -> list[Content]:
+def tool_list(value: object) -> list[Content]:
     """The tools that a row offers, a list or one as JSON text. Raises BadRow."""
     tools = _written(value) if isinstance(value, str) and value else value
     if not tools:
@@ -90,7 +89,7 @@ def conversation(
     return steps
 
 
-def text_content(one: Mapping[str, Any]) -> str:
+def text_content(one: Content) -> str:
     """The content of a message as text: text parts joined, others as JSON."""
     content = one["content"]
     if isinstance(content, str):
@@ -98,18 +97,19 @@ def text_content(one: Mapping[str, Any]) -> str:
     return "".join(part["text"] if isinstance(part.get("text"), str) else json_text(part) for part in content)
 
 
-def _tool_call(call: Any, name: str) -> Content:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _tool_call(call: object, name: str) -> Content:
+    given = mapping(call)
+    function = given.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRow("bad_tool_call", f"a tool call of {name} names no function")
-    given = function.get("arguments", "")
-    arguments = given if isinstance(given, str) else json_text(given)
-    fields = {key: value for key, value in call.items() if key not in ("function", "id", "type")}
+    arguments = function.get("arguments", "")
+    arguments = arguments if isinstance(arguments, str) else json_text(arguments)
+    fields = {key: value for key, value in given.items() if key not in ("function", "id", "type")}
     inner = {**function, "arguments": arguments}
-    return {"id": text_of(call, "id"), "type": "function", **fields, "function": inner}
+    return {"id": text_of(given, "id"), "type": "function", **fields, "function": inner}
 
 
-def _written(text: str) -> Any:
+def _written(text: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

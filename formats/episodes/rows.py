@@ -40,7 +40,7 @@ class ImportRow:
     content: Content
 
 
-def without_nulls(value: Any) -> Any:
+def without_nulls(value: object) -> Any:
     """A JSON value without entries that are null: columns have them wherever a row lacks a key."""
     if isinstance(value, Mapping):
         return {str(name): without_nulls(one) for name, one in value.items() if one is not None}
@@ -49,7 +49,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
     """A value as JSON; dates, of columns, as text."""
     try:
         return orjson.dumps(value, default=_written).decode()
@@ -57,13 +57,13 @@ def json_text(value: Any) -> str:
         raise BadRow("not_json", f"a value has no place in JSON: {error}") from None
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     if isinstance(value, date | Decimal):
         return str(value)
     raise TypeError(type(value).__name__)
 
 
-def time_of(content: Mapping[str, Any]) -> Micros | None:
+def time_of(content: Mapping[str, object]) -> Micros | None:
     """When a row or a message says that it was. Raises BadRow for a time that is none."""
     for name in TIMES:
         if content.get(name) is not None:
@@ -71,7 +71,7 @@ def time_of(content: Mapping[str, Any]) -> Micros | None:
     return None
 
 
-def micros(value: Any, name: str) -> Micros:
+def micros(value: object, name: str) -> Micros:
     """A time as micros since the epoch: a number in any usual unit, or ISO 8601. Raises BadRow."""
     time: float | None = None
     if isinstance(value, str):
@@ -114,7 +114,7 @@ def _since(when: datetime) -> float:
     return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
 
 
-def text_of(content: Mapping[str, Any], *names: str) -> str:
+def text_of(content: Mapping[str, object], *names: str) -> str:
     """The first of these keys that holds a text or a number, as text; empty where none does."""
     for name in names:
         value = content.get(name)
@@ -123,15 +123,14 @@ def text_of(content: Mapping[str, Any], *names: str) -> str:
     return ""
 
 
-def number_of(value: Any, name: str) -> float:
+def number_of(value: object, name: str) -> float:
     """A finite number within the bound of rewards. Raises BadRow."""
-    fit = isinstance(value, int | float) and (isinstance(value, bool) or math.isfinite(value))
-    if not fit or abs(value) > bounds.REWARD:
+    if not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > bounds.REWARD:
         raise BadRow("bad_reward", f"{name} is no number within {bounds.REWARD:,.0f}")
     return float(value)
 
 
-def whole_number(value: Any) -> int:
+def whole_number(value: object) -> int:
     """A count that a file claims; 0 for anything that is none."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value) if len(value) < 11 else 0

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import orjson
 
@@ -27,6 +27,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.errors import ExportError
 from millrace.infra.log.history.reader import History
+from millrace.schemas.json_values import JsonObject
 
 FORMAT = 1
 EXAMPLES = 5
@@ -42,7 +43,7 @@ class ExportSummary:
     file: str
     namespace: str
     policy: str
-    selection: dict[str, Any]
+    selection: JsonObject
     read: int
     left_out: dict[str, int]
     """by the rule of the selection"""
@@ -64,7 +65,7 @@ class ExportSummary:
     digest: str
     """sha256 of the file; of a directory, over its files"""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For programs."""
         return asdict(self)
 

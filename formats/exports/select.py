@@ -9,9 +9,10 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from millrace.infra.errors import ExportError
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import EpisodeStatus, Trajectory
 
 _COMPARE: Final[Mapping[str, Callable[[float, float], bool]]] = {
@@ -91,7 +92,7 @@ class Selection:
             return "trained"
         return None if all(bound.holds(record["reward"]) for bound in self.rewards) else "reward"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """As a manifest says it: what is not asked for is not there."""
         fields = asdict(self)
         fields["rewards"] = [f"{bound.sign}{bound.value!r}" for bound in self.rewards]

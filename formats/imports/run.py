@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, cast, get_args
+from typing import IO, Self, cast, get_args
 
 import orjson
 
@@ -27,6 +27,7 @@ from millrace.infra.errors import FencedError, ImportRefused
 from millrace.infra.log.base import Bus, Outgoing, Transactor
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import NAME, full_name
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import Split
 
 SPLITS: tuple[str, ...] = get_args(Split)
@@ -87,7 +88,7 @@ class ImportSummary:
     sent: bool = False
     """whether its events are in raw now"""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonObject:
         """For programs."""
         return asdict(self)
 

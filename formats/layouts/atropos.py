@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from millrace.dialects.dialogue import Unsayable
+from millrace.dialects.rendering.base import Message
 from millrace.formats.episodes.episode import ClaimedReward, Episode
 from millrace.formats.episodes.messages import chat, conversation
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of, text_of
@@ -25,7 +25,7 @@ class AtroposReader(ImportLayout):
     help = "Atropos ScoredDataGroup with messages, a row a group; its tokens are left out"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"tokens", "masks", "scores"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -93,7 +93,7 @@ class AtroposWriter(ExportLayout):
             yield [sample for sample, _, _ in members], [row]
 
 
-def _messages(samples: Sequence[ExportedSample]) -> list[list[Content]] | None:
+def _messages(samples: Sequence[ExportedSample]) -> list[list[Message]] | None:
     """The conversation of every member, None where one has none of text."""
     conversations = [next(iter(sample.messages().values()), None) for sample in samples]
     texts = [messages for messages in conversations if messages is not None]

@@ -11,11 +11,12 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, cast, get_args
+from typing import ClassVar, cast, get_args
 
 import pyarrow as pa
 
 from millrace.dialects.dialogue import Unsayable
+from millrace.dialects.rendering.base import Message
 from millrace.formats.episodes.episode import ClaimedReward, Episode, Group
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, json_text, number_of, text_of
 from millrace.formats.files import Form, Refuse, RowReader, Watch
@@ -45,7 +46,7 @@ class ImportLayout(ABC):
 
     @classmethod
     @abstractmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         """Whether a row looks like one of this layout; the first that fits is taken."""
 
     @abstractmethod
@@ -61,14 +62,14 @@ class ImportLayout(ABC):
                 refuse(row.number, error)
 
 
-def rest(content: Mapping[str, Any], used: Collection[str]) -> str:
+def rest(content: Mapping[str, object], used: Collection[str]) -> str:
     """What a row says beside what became steps and rewards, as JSON: what is known of its task. Empty for nothing."""
     others = {name: value for name, value in content.items() if name not in used}
     return json_text(others) if others else ""
 
 
 def reward_of(
-    content: Mapping[str, Any], components: Mapping[str, Any] | None = None, name: str = ""
+    content: Mapping[str, object], components: Mapping[str, object] | None = None, name: str = ""
 ) -> list[ClaimedReward]:
     """The reward of a row, with its named parts. Raises BadRow for one that is no number."""
     key = name or next((one for one in REWARDS if one in content), "")
@@ -78,12 +79,12 @@ def reward_of(
     return [ClaimedReward(number_of(content[key], key), components=parts)]
 
 
-def task_of(content: Mapping[str, Any]) -> str:
+def task_of(content: Mapping[str, object]) -> str:
     """The task that a row names; empty where it names none."""
     return text_of(content, *TASKS)
 
 
-def status_of(content: Mapping[str, Any]) -> EpisodeStatus:
+def status_of(content: Mapping[str, object]) -> EpisodeStatus:
     """How a row says that its episode ended. Raises BadRow for a way that is none."""
     status = content.get("status", "completed")
     if status not in STATUSES:
@@ -91,12 +92,12 @@ def status_of(content: Mapping[str, Any]) -> EpisodeStatus:
     return cast(EpisodeStatus, status)
 
 
-def split_of(content: Mapping[str, Any]) -> Split:
+def split_of(content: Mapping[str, object]) -> Split:
     """Evaluation content stays evaluation content, whatever the command says."""
     return "evaluation" if content.get("split") == "evaluation" else "train"
 
 
-def mapping_of(value: Any) -> Content:
+def mapping_of(value: object) -> Content:
     """A map, empty where a value is none."""
     return dict(value) if isinstance(value, Mapping) else {}
 
@@ -129,6 +130,6 @@ class ExportLayout:
                 refuse(sample, error)
 
 
-def tools_text(tools: Sequence[dict[str, Any]]) -> str | None:
+def tools_text(tools: Sequence[Message]) -> str | None:
     """Tools as JSON, which TRL takes and whose columns never clash; null where there are none."""
     return json.dumps(tools) if tools else None

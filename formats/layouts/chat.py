@@ -4,9 +4,10 @@ fine-tuning of OpenAI and of TRL."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from millrace.formats.episodes.episode import Episode
+from millrace.dialects.rendering.base import Message
+from millrace.formats.episodes.episode import ClaimedReward, Episode
 from millrace.formats.episodes.messages import chat, conversation, tool_list
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, text_of, time_of
 from millrace.formats.layouts.base import (
@@ -21,6 +22,7 @@ from millrace.formats.layouts.base import (
     tools_text,
 )
 from millrace.formats.sample import ExportedSample
+from millrace.schemas.json_values import JsonObject
 
 SPEAKERS = {"human": "user", "gpt": "assistant", "observation": "tool"}
 """who speaks in ShareGPT, where it is not called as in a chat"""
@@ -44,7 +46,7 @@ class ChatRowReader(ImportLayout):
     """keys that become something other than part of the task"""
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return "messages" in content or "conversations" in content
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -66,7 +68,7 @@ class ChatRowReader(ImportLayout):
             )
         ]
 
-    def rewards(self, content: Content) -> Any:
+    def rewards(self, content: Content) -> list[ClaimedReward]:
         """What the row was judged."""
         return reward_of(content)
 
@@ -82,7 +84,7 @@ def _messages(content: Content) -> list[Content]:
     return chat([*first, *map(_turn, turns)], "conversations")
 
 
-def _turn(turn: Any) -> Any:
+def _turn(turn: object) -> object:
     if not isinstance(turn, Mapping) or "role" in turn:
         return turn
     speaker = str(turn.get("from"))
@@ -103,11 +105,11 @@ class OpenAIWriter(ExportLayout):
         ]
 
 
-def tools_key(tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def tools_key(tools: Sequence[Message]) -> JsonObject:
     return {"tools": list(tools)} if tools else {}
 
 
-def without_reasoning(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_reasoning(messages: Sequence[Message]) -> list[Message]:
     """Messages with the keys that OpenAI knows."""
     return [{name: value for name, value in message.items() if name != "reasoning_content"} for message in messages]
 

@@ -4,10 +4,10 @@ messages. As JSON lines, as Parquet, and as a Hugging Face dataset. Tokens are l
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
+from millrace.formats.episodes.episode import ClaimedReward
 from millrace.formats.episodes.rows import Content
 from millrace.formats.layouts.base import (
     ExportLayout,
@@ -16,6 +16,7 @@ from millrace.formats.layouts.base import (
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.sample import ExportedSample
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 
 
 class ExactReader(ChatRowReader):
@@ -26,12 +27,12 @@ class ExactReader(ChatRowReader):
     used = (*ChatRowReader.used, "tokens", "mask", "logprobs", "versions", "lineage", "sampled_versions", "rewards")
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"tokens", "mask", "lineage"} <= content.keys()
 
-    def rewards(self, content: Content) -> Any:
+    def rewards(self, content: Content) -> list[ClaimedReward]:
         claims = content.get("rewards")
-        parts: dict[str, Any] = {}
+        parts: JsonObject = {}
         for one in claims[: bounds.NAMES] if isinstance(claims, list) else ():
             if isinstance(one, Mapping) and one.get("value") is not None:
                 parts[str(one.get("source"))] = one["value"]

@@ -8,12 +8,11 @@ judged."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from millrace.formats.episodes.episode import Episode, Group
-from millrace.formats.episodes.rows import BadRow, ImportRow
+from millrace.formats.episodes.rows import BadRow, Content, ImportRow
 from millrace.formats.files import Refuse, RowReader, Watch
 from millrace.formats.layouts.base import ImportLayout
 from millrace.formats.spans.conventions import normal
@@ -40,7 +39,7 @@ class OtlpReader(ImportLayout):
     help = "OpenTelemetry GenAI spans and events in OTLP/JSON lines; a conversation, else a trace, is an episode"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return any(key in content for key in KEYS)
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:

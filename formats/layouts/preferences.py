@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from millrace.dialects.dialogue import Unsayable
+from millrace.dialects.rendering.base import Message
 from millrace.formats.episodes.episode import ClaimedReward, Episode
 from millrace.formats.episodes.messages import chat, conversation, said_or_chat, tool_list
 from millrace.formats.episodes.rows import BadRow, Content, ImportRow, number_of, time_of
 from millrace.formats.layouts.base import ExportLayout, ImportLayout, RefuseSample, rest, split_of, task_of, tools_text
 from millrace.formats.layouts.chat import tools_key, without_reasoning
 from millrace.formats.sample import ExportedSample, prompt_and_completion
+from millrace.schemas.json_values import JsonObject
 
-_Rewarded = tuple[float, ExportedSample, list[Content], list[Content], list[Content]]
+_Rewarded = tuple[float, ExportedSample, list[Message], list[Message], list[JsonObject]]
+
 """a reward, its sample, the prompt, the reply, the tools"""
 BEST_REWARD, WORST_REWARD = 1.0, 0.0
 """rewards where a row gives no scores"""
@@ -39,7 +42,7 @@ class PreferenceReader(ImportLayout):
     )
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"chosen", "rejected"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -87,7 +90,7 @@ class OpenAIPreferenceReader(PreferenceReader):
     used = ("input", "preferred_output", "non_preferred_output", "split")
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"input", "preferred_output"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -100,7 +103,7 @@ class OpenAIPreferenceReader(PreferenceReader):
         return self._pair(content, prompt, (best, worst), (BEST_REWARD, WORST_REWARD), tool_list(question.get("tools")))
 
 
-def _shared(one: list[Content], other: list[Content]) -> Any:
+def _shared(one: list[Content], other: list[Content]) -> Iterator[Content]:
     """The messages with which both begin."""
     for left, right in zip(one, other, strict=False):
         if left != right:
@@ -114,10 +117,10 @@ class PreferencePair:
 
     best: ExportedSample
     worst: ExportedSample
-    prompt: list[Content]
-    best_reply: list[Content]
-    worst_reply: list[Content]
-    tools: list[Content]
+    prompt: list[Message]
+    best_reply: list[Message]
+    worst_reply: list[Message]
+    tools: list[JsonObject]
 
 
 def pair_of(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:

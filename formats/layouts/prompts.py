@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from millrace.formats.episodes.episode import Episode
 from millrace.formats.episodes.messages import conversation, said_or_chat, tool_list
@@ -33,7 +32,7 @@ class PromptReader(ImportLayout):
     help = "TRL prompt/completion, in messages or text, a row an episode"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"prompt", "completion"} <= content.keys()
 
     def episodes(self, row: ImportRow) -> Sequence[Episode]:
@@ -55,7 +54,7 @@ class PromptReader(ImportLayout):
             )
         ]
 
-    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, object]) -> EpisodeStatus:
         """How it ended."""
         return status_of(content)
 

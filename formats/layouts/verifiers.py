@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.formats.episodes.rows import Content
 from millrace.formats.layouts.base import (
@@ -21,10 +20,10 @@ class VerifiersReader(PromptReader):
     help = "verifiers results.jsonl, a rollout a row, with its reward and metrics"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"prompt", "completion", "example_id"} <= content.keys()
 
-    def status(self, content: Mapping[str, Any]) -> EpisodeStatus:
+    def status(self, content: Mapping[str, object]) -> EpisodeStatus:
         if content.get("error"):
             return "failed"
         return "truncated" if content.get("is_truncated") else "completed"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -26,7 +25,7 @@ class VerlReader(ChatRowReader):
     help = "verl rows with messages, a row an episode; the reward is extra_info.reward"
 
     @classmethod
-    def fits(cls, content: Mapping[str, Any]) -> bool:
+    def fits(cls, content: Content) -> bool:
         return {"messages", "data_source", "reward_model"} <= content.keys()
 
     used = (*ChatRowReader.used, "prompt")

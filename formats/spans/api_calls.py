@@ -7,22 +7,22 @@ as a part of its own type; what is the JSON of none of these APIs reads as nothi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.formats.episodes.rows import Content, json_text, text_of
+from millrace.formats.spans.otlp_json import maps
 
 INPUT, OUTPUT = "gen_ai.input.messages", "gen_ai.output.messages"
 
 
-def raw_call(request: Any, reply: Any) -> Content:
+def raw_call(request: object, reply: object) -> Content:
     """Attributes of GenAI for a request and its reply; empty where they are of no known API."""
     if not isinstance(request, Mapping) or not isinstance(reply, Mapping):
         return {}
-    if _maps(request.get("messages")) and _maps(reply.get("choices")):
+    if maps(request.get("messages")) and maps(reply.get("choices")):
         talk = _chat(request, reply)
-    elif _maps(request.get("messages")) and isinstance(reply.get("content"), list):
+    elif maps(request.get("messages")) and isinstance(reply.get("content"), list):
         talk = _messages(request, reply)
-    elif "input" in request and _maps(reply.get("output")):
+    elif "input" in request and maps(reply.get("output")):
         talk = _responses(request, reply)
     else:
         return {}
@@ -32,29 +32,29 @@ def raw_call(request: Any, reply: Any) -> Content:
         talk["gen_ai.response.id"] = id
     if model := text_of(reply, "model"):
         talk["gen_ai.response.model"] = model
-    if tools := _maps(request.get("tools")):
+    if tools := maps(request.get("tools")):
         talk["gen_ai.tool.definitions"] = [_tool(tool) for tool in tools]
     return talk
 
 
-def _chat(request: Content | Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _chat(request: Content | Mapping[str, object], reply: Mapping[str, object]) -> Content:
     out = []
-    for choice in _maps(reply["choices"]):
+    for choice in maps(reply["choices"]):
         message = choice.get("message")
         if isinstance(message, Mapping):
             out.append(_known({**message, "role": "assistant", "finish_reason": choice.get("finish_reason")}))
-    return {INPUT: [_known(one) for one in _maps(request["messages"])], OUTPUT: out}
+    return {INPUT: [_known(one) for one in maps(request["messages"])], OUTPUT: out}
 
 
-def _known(message: Mapping[str, Any]) -> Content:
+def _known(message: Mapping[str, object]) -> Content:
     """Without what says nothing."""
     return {name: value for name, value in message.items() if value not in (None, [])}
 
 
-def _messages(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _messages(request: Mapping[str, object], reply: Mapping[str, object]) -> Content:
     system = request.get("system")
     read: list[Content] = [{"role": "system", "content": _texts(system)}] if system else []
-    for one in _maps(request["messages"]):
+    for one in maps(request["messages"]):
         read += _blocks(text_of(one, "role") or "user", one.get("content"))
     said = _blocks("assistant", reply["content"])
     if said and reply.get("stop_reason"):
@@ -62,7 +62,7 @@ def _messages(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
     return {INPUT: read, OUTPUT: said[:1]}
 
 
-def _blocks(role: str, content: Any) -> list[Content]:
+def _blocks(role: str, content: object) -> list[Content]:
     """A message of blocks as one message, and one more for each result of a tool, which stands before it."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -70,7 +70,7 @@ def _blocks(role: str, content: Any) -> list[Content]:
     parts: list[Content] = []
     results: list[Content] = []
     calls: list[Content] = []
-    for block in _maps(content):
+    for block in maps(content):
         match block.get("type"):
             case "text":
                 parts.append({"type": "text", "text": text_of(block, "text")})
@@ -89,12 +89,12 @@ def _blocks(role: str, content: Any) -> list[Content]:
     return [*results, *([out] if parts or calls or "reasoning_content" in out or not results else [])]
 
 
-def _responses(request: Mapping[str, Any], reply: Mapping[str, Any]) -> Content:
+def _responses(request: Mapping[str, object], reply: Mapping[str, object]) -> Content:
     system = text_of(request, "instructions")
     read: list[Content] = [{"role": "system", "content": system}] if system else []
     given = request["input"]
-    read += [{"role": "user", "content": given}] if isinstance(given, str) else _items(_maps(given))
-    said = _items(_maps(reply["output"]))
+    read += [{"role": "user", "content": given}] if isinstance(given, str) else _items(maps(given))
+    said = _items(maps(reply["output"]))
     whole: Content = {"role": "assistant", "content": ""}
     for one in said:
         if one["role"] == "assistant":
@@ -133,18 +133,18 @@ def _items(items: list[Content]) -> list[Content]:
                 text = said if isinstance(said, str) else json_text(said)
                 out.append({"role": "tool", "tool_call_id": text_of(item, "call_id"), "content": text})
             case "reasoning":
-                held = [*_maps(item.get("content")), *_maps(item.get("summary"))]
+                held = [*maps(item.get("content")), *maps(item.get("summary"))]
                 thought = "".join(text_of(part, "text") for part in held)
                 if thought:
                     reply()["reasoning_content"] = reply().get("reasoning_content", "") + thought
     return out
 
 
-def _parts(content: Any) -> list[Content]:
+def _parts(content: object) -> list[Content]:
     texts = ("input_text", "output_text", "text")
     return [
         {"type": "text", "text": text_of(part, "text")} if part.get("type") in texts else dict(part)
-        for part in _maps(content)
+        for part in maps(content)
         if isinstance(part.get("type"), str)
     ]
 
@@ -153,13 +153,13 @@ def _joined(parts: list[Content]) -> str | list[Content]:
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-def _texts(content: Any) -> str:
+def _texts(content: object) -> str:
     if isinstance(content, str):
         return content
-    return "".join(text_of(one, "text") or json_text(one) for one in _maps(content))
+    return "".join(text_of(one, "text") or json_text(one) for one in maps(content))
 
 
-def _call(id: str, name: str, arguments: Any) -> Content:
+def _call(id: str, name: str, arguments: object) -> Content:
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
 
@@ -168,7 +168,3 @@ def _tool(tool: Content) -> Content:
     if "function" in tool or "input_schema" not in tool:
         return tool
     return {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
-
-
-def _maps(value: Any) -> list[Content]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -11,9 +11,9 @@ replaced; what is no JSON, or no message, is left out, never made up."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import orjson
 
@@ -21,6 +21,8 @@ from millrace.dialects.shape import unwieldy
 from millrace.formats.episodes.rows import Content, text_of
 from millrace.formats.spans.api_calls import raw_call
 from millrace.formats.spans.otlp_json import Span
+
+T = TypeVar("T")
 
 OPERATION = "gen_ai.operation.name"
 _KINDS = {"LLM": "chat", "TOOL": "execute_tool", "AGENT": "invoke_agent"}
@@ -67,7 +69,7 @@ def normal(span: Span) -> Span:
     return span
 
 
-def _entity(known: Mapping[str, Any], operation: str) -> Content:
+def _entity(known: Mapping[str, object], operation: str) -> Content:
     out: Content = {OPERATION: operation}
     name = text_of(known, "traceloop.entity.name")
     if operation == "execute_tool":
@@ -82,7 +84,7 @@ def _entity(known: Mapping[str, Any], operation: str) -> Content:
     return out
 
 
-def _inferred(known: Mapping[str, Any], kind: str) -> Content:
+def _inferred(known: Mapping[str, object], kind: str) -> Content:
     out: Content = {new: known[old] for old, new in _RENAMED.items() if old in known}
     if kind not in _KINDS:
         # A chain, a retriever, a guardrail: only whose conversation it is.
@@ -100,10 +102,10 @@ def _inferred(known: Mapping[str, Any], kind: str) -> Content:
     return out
 
 
-def _flat(known: Mapping[str, Any]) -> Content:
+def _flat(known: Mapping[str, object]) -> Content:
     """Messages and tools out of an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"input": {}, "output": {}}
-    tools: dict[int, Any] = {}
+    tools: dict[int, object] = {}
     for name, value in known.items():
         if found := _MESSAGE.fullmatch(name):
             sides[found[1]].setdefault(int(found[2]), {})[found[3]] = value
@@ -127,13 +129,15 @@ def _flat(known: Mapping[str, Any]) -> Content:
 
 
 def _message(one: Content, role: str) -> Content:
-    parts = [text_of(part, "text") for part in _ordered(one.get("parts", {}))]
+    pieces: dict[int, Content] = one.get("parts", {})
+    parts = [text_of(part, "text") for part in _ordered(pieces)]
     content = one.get("content")
     out: Content = {"role": one.get("role") or role, "content": content if isinstance(content, str) else "".join(parts)}
     for name in ("tool_call_id", "name"):
         if one.get(name):
             out[name] = str(one[name])
-    if calls := _ordered(one.get("calls", {})):
+    asked: dict[int, Content] = one.get("calls", {})
+    if calls := _ordered(asked):
         out["tool_calls"] = [
             {
                 "id": text_of(call, "id"),
@@ -147,11 +151,11 @@ def _message(one: Content, role: str) -> Content:
     return out
 
 
-def _ordered(found: Mapping[int, Any]) -> Sequence[Any]:
+def _ordered(found: Mapping[int, T]) -> list[T]:
     return [one for _, one in sorted(found.items())]
 
 
-def parse_json(value: Any) -> Any:
+def parse_json(value: object) -> object:
     """A structured value, which may have been written as JSON; None for text that is none, or too much of it."""
     if not isinstance(value, str):
         return value

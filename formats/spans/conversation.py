@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from millrace.formats.episodes.episode import ClaimedReward, Episode, ReplyStep, Step, ToolAnswerStep, ToolUseStep
 from millrace.formats.episodes.messages import text_content
@@ -212,15 +211,15 @@ def _span(span: Span) -> str | None:
     return span.id if len(span.id) == 16 else None
 
 
-def _first(reasons: Any) -> str:
+def _first(reasons: object) -> str:
     return str(reasons[0]) if isinstance(reasons, list) and reasons else ""
 
 
-def _share(value: Any) -> float:
+def _share(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 1.0
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json_text(value)
 
 

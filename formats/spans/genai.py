@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import orjson
 
@@ -83,11 +82,11 @@ def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
     return found if found.replies or found.prompts else _flat(span.attributes)
 
 
-def _structured(known: Mapping[str, Any]) -> Talk:
+def _structured(known: Mapping[str, object]) -> Talk:
     out = Talk(tools=_tools(known.get("gen_ai.tool.definitions")))
     system = _given(known.get("gen_ai.system_instructions"))
     if system:
-        out.prompts += _message({"role": "system", "parts": system if isinstance(system, list) else [system]})
+        out.prompts += _message({"role": "system", "parts": [*system] if isinstance(system, list) else [system]})
     for name, to in (("gen_ai.input.messages", out.prompts), ("gen_ai.output.messages", out.replies)):
         for one in _listed(_given(known.get(name)), name):
             to += _message(one)
@@ -96,7 +95,7 @@ def _structured(known: Mapping[str, Any]) -> Talk:
     return out
 
 
-def _message(one: Mapping[str, Any]) -> list[Content]:
+def _message(one: Mapping[str, object]) -> list[Content]:
     """A message of parts as one of OpenAI's, or several: each answer of a tool is its own."""
     role = str(one.get("role", ""))
     role = _ROLES.get(role, role)
@@ -159,7 +158,7 @@ def _told(events: Sequence[SpanEvent]) -> Talk:
     return out
 
 
-def _plain(known: Mapping[str, Any], role: str) -> Content:
+def _plain(known: Mapping[str, object], role: str) -> Content:
     """A message whose fields are those of OpenAI, among attributes that are not."""
     out: Content = {"role": known.get("role", role), "content": known.get("content") or ""}
     if not isinstance(out["content"], str | list):
@@ -172,11 +171,11 @@ def _plain(known: Mapping[str, Any], role: str) -> Content:
     return message(out, "a message")
 
 
-def _said(text: Any, role: str) -> Content:
+def _said(text: object, role: str) -> Content:
     return {"role": role, "content": _text(text)}
 
 
-def _flat(known: Mapping[str, Any]) -> Talk:
+def _flat(known: Mapping[str, object]) -> Talk:
     """Messages that are an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"prompt": {}, "completion": {}}
     for name, said in known.items():
@@ -203,7 +202,7 @@ def _flat(known: Mapping[str, Any]) -> Talk:
     return out
 
 
-def _tools(given: Any) -> list[Content]:
+def _tools(given: object) -> list[Content]:
     """Definitions of tools in the form of OpenAI."""
     found = _given(given)
     out = []
@@ -215,7 +214,7 @@ def _tools(given: Any) -> list[Content]:
     return out
 
 
-def _given(value: Any) -> Any:
+def _given(value: object) -> object:
     """A structured value, which may have been written as JSON."""
     if isinstance(value, str):
         try:
@@ -225,14 +224,15 @@ def _given(value: Any) -> Any:
     return value
 
 
-def _listed(value: Any, name: str) -> list[Content]:
+def _listed(value: object, name: str) -> list[Content]:
     if value in (None, ""):
         return []
-    found = [_given(one) for one in value] if isinstance(value, list) else None
-    if found is None or not all(isinstance(one, dict) for one in found):
+    given = [_given(one) for one in value] if isinstance(value, list) else [None]
+    found = [one for one in given if isinstance(one, dict)]
+    if len(found) < len(given):
         raise BadRow("bad_message", f"{name} is no list of messages: was it cut off? Raise the exporter's limit")
     return found
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json_text(value)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from millrace.dialects.answers import listed, mapping
 from millrace.formats.episodes.rows import Content, json_text, whole_number
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
@@ -42,10 +42,10 @@ class Span:
     log: bool = False
 
 
-def spans(content: Mapping[str, Any]) -> Iterator[Span]:
+def spans(content: Mapping[str, object]) -> Iterator[Span]:
     """Every span and log record of a line that says which trace it belongs to."""
     for resource, item in _items(content, "resourceSpans", "scopeSpans", "spans"):
-        events = [_event(one) for one in _maps(item.get("events"))]
+        events = [_event(one) for one in maps(item.get("events"))]
         yield Span(
             _hex(item.get("traceId")),
             _hex(item.get("spanId")),
@@ -71,7 +71,7 @@ def spans(content: Mapping[str, Any]) -> Iterator[Span]:
 
 
 def said_beside(
-    trace: str, span: str, name: str, at: Micros | None, known: Content, body: Any, resource: Content
+    trace: str, span: str, name: str, at: Micros | None, known: Content, body: object, resource: Content
 ) -> Span:
     """A log record as what is said beside the span that it names; its body, where it is a map, among its
     attributes."""
@@ -80,12 +80,12 @@ def said_beside(
     return Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
 
 
-def attributes(given: Any) -> Content:
+def attributes(given: object) -> Content:
     """A list of keys and values as a map."""
-    return {str(one["key"]): value(one.get("value")) for one in _maps(given) if isinstance(one.get("key"), str)}
+    return {str(one["key"]): value(one.get("value")) for one in maps(given) if isinstance(one.get("key"), str)}
 
 
-def value(given: Any) -> Any:
+def value(given: object) -> object:
     """An AnyValue as a plain value; None for one of no known type."""
     if not isinstance(given, Mapping):
         return None
@@ -98,20 +98,17 @@ def value(given: Any) -> Any:
         except (TypeError, ValueError):
             return None
     if "arrayValue" in given:
-        inner = given["arrayValue"]
-        return [value(one) for one in _list(inner.get("values") if isinstance(inner, Mapping) else None)]
+        return [value(one) for one in listed(mapping(given["arrayValue"]).get("values"))]
     if "kvlistValue" in given:
-        inner = given["kvlistValue"]
-        return attributes(inner.get("values") if isinstance(inner, Mapping) else None)
+        return attributes(mapping(given["kvlistValue"]).get("values"))
     return None
 
 
-def _items(content: Mapping[str, Any], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
-    for resource in _maps(content.get(outer)):
-        about = resource.get("resource")
-        known = attributes(about.get("attributes")) if isinstance(about, Mapping) else {}
-        for scope in _maps(resource.get(middle)):
-            for item in _maps(scope.get(inner)):
+def _items(content: Mapping[str, object], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
+    for resource in maps(content.get(outer)):
+        known = attributes(mapping(resource.get("resource")).get("attributes"))
+        for scope in maps(resource.get(middle)):
+            for item in maps(scope.get(inner)):
                 yield known, item
 
 
@@ -119,15 +116,15 @@ def _event(given: Content) -> SpanEvent:
     return SpanEvent(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
 
 
-def _failed(status: Any) -> bool:
-    return isinstance(status, Mapping) and status.get("code") in (2, "2", "STATUS_CODE_ERROR")
+def _failed(status: object) -> bool:
+    return mapping(status).get("code") in (2, "2", "STATUS_CODE_ERROR")
 
 
-def _hex(given: Any) -> str:
+def _hex(given: object) -> str:
     return given.lower() if isinstance(given, str) and len(given) <= 64 else ""
 
 
-def micros(nanos: Any) -> Micros | None:
+def micros(nanos: object) -> Micros | None:
     """Nanoseconds since the epoch, a number or one as text, as micros; None for none, and for what is no time."""
     if isinstance(nanos, str) and nanos.isdecimal() and len(nanos) < 24:
         nanos = int(nanos)
@@ -136,15 +133,12 @@ def micros(nanos: Any) -> Micros | None:
     return nanos // 1000 if nanos // 1000 <= bounds.TIME else None
 
 
-def _list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
+def maps(given: object) -> list[Content]:
+    """The maps of a list that is one."""
+    return [one for one in listed(given) if isinstance(one, dict)]
 
 
-def _maps(given: Any) -> list[Content]:
-    return [one for one in _list(given) if isinstance(one, dict)]
-
-
-def tokens(known: Mapping[str, Any], *names: str) -> int:
+def tokens(known: Mapping[str, object], *names: str) -> int:
     """The first of these attributes that is a count."""
     return next((found for name in names if (found := whole_number(known.get(name)))), 0)
 

@@ -6,7 +6,6 @@ printed in these pages; the workers are a tenant of their own unless their key n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 WORKERS = "rollouts"
 """the tenant of the workers' key: of the one that `[rollout] key` names, when that names none, and of one made here"""
@@ -39,7 +38,7 @@ def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
     return None
 
 
-def with_workers(data: Mapping[str, Any]) -> dict[str, Any]:
+def with_workers(data: Mapping[str, object]) -> dict[str, object]:
     """The raw settings with the workers' tenant filled in, and rules for it: those of `local` where it has none. Beside
     keys, workers whose key nobody named are that tenant too."""
     chosen = _table(data.get("rollout")).get("key")
@@ -58,5 +57,5 @@ def with_workers(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _table(value: Any) -> dict[str, Any]:
+def _table(value: object) -> dict[object, object]:
     return dict(value) if isinstance(value, Mapping) else {}

@@ -25,7 +25,7 @@ def in_text(text: str) -> str:
     return _QUOTED.sub(rf'\g<name>"{STARS}"', text)
 
 
-def in_values(value: Any, name: str = "") -> Any:
+def in_values(value: object, name: str = "") -> Any:
     """A JSON value without the strings in it whose names say that they are secrets, and without passwords in others."""
     if isinstance(value, Mapping):
         return {key: in_values(inner, str(key)) for key, inner in value.items()}

@@ -19,7 +19,7 @@ from millrace.infra.errors import ConfigError
 FILE = "millrace.toml"
 
 
-def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+def load(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Settings:
     """The effective settings. `file` must exist when named (here or by MILLRACE_CONFIG); else ./millrace.toml may be
     missing. `flags` maps dotted keys ("gateway.port") to values and wins over the environment, which wins over the
     file.
@@ -71,10 +71,10 @@ def _twice(path: Path) -> str:
     )
 
 
-def _environment(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[tuple[str | int, ...], str]]:
+def _environment(variables: Mapping[str, str]) -> tuple[dict[str, object], dict[tuple[str | int, ...], str]]:
     """The settings among these variables, and of texts that begin like a table or a list and are none (a password may)
     what to add where one of those was wanted. A key of a table wins over the variable that holds the table."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     texts: dict[tuple[str | int, ...], str] = {}
     for name in sorted(variables, key=lambda name: name.count("__")):
         keys = name.lower().removeprefix(PREFIX.lower()).split("__")
@@ -90,7 +90,7 @@ def _environment(variables: Mapping[str, str]) -> tuple[dict[str, Any], dict[tup
     return out, texts
 
 
-def variables(flags: Mapping[str, Any]) -> dict[str, str]:
+def variables(flags: Mapping[str, object]) -> dict[str, str]:
     """The environment that says the same as these flags, for processes that are started with it."""
     return {
         PREFIX + key.upper().replace(".", "__"): value if isinstance(value, str) else json.dumps(value)
@@ -98,7 +98,7 @@ def variables(flags: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+def merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, Any]:
     """Tables are merged, everything else of `high` replaces that of `low`."""
     out = dict(low)
     for key, value in high.items():
@@ -107,19 +107,19 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _nested(keys: list[str], value: Any) -> dict[str, Any]:
+def _nested(keys: list[str], value: object) -> dict[str, object]:
     """A flag as a table. Text that begins like a JSON table or list is one, as in the environment."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             raise ConfigError(f"{'.'.join(keys)} is not JSON: {error}") from None
-    for key in reversed(keys):
+    for key in reversed(keys[1:]):
         value = {key: value}
-    return dict(value)
+    return {keys[0]: value}
 
 
-def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _anchored(data: dict[str, object], folder: Path) -> dict[str, object]:
     """Relative paths in the file begin where the file lies, so that every command finds the same places."""
     out = merge({"home": ".millrace"}, data)
     kafka = out.get("kafka")

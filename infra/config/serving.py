@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr
 
@@ -11,9 +11,10 @@ from millrace.infra.config.base import Name, Positive, Seconds, Section
 from millrace.infra.config.upstreams import Address, GatewayPrices, GatewayRoute, GatewayUpstream
 from millrace.infra.engines.kind import Device
 from millrace.infra.engines.kinds import KindName
+from millrace.schemas.json_values import Json
 
 
-def _hermes(given: Any) -> Any:
+def _hermes(given: object) -> Json:
     """Raises ValueError for any other form, with the way that remains."""
     if given != "hermes":
         raise ValueError(

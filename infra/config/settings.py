@@ -64,7 +64,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive(cls, data: Any) -> Any:
+    def _derive(cls, data: Any) -> object:
         """Fill in what follows from other keys, and make paths absolute: roles may run in other directories. What has
         the wrong type is left as it is: the field that it is for says so."""
         data = with_workers(data)
@@ -189,7 +189,7 @@ def masked(settings: Settings) -> dict[str, Any]:
     return values
 
 
-def _masked(value: Any) -> Any:
+def _masked(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _masked(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):

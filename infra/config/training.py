@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -33,7 +33,7 @@ class Learner(Section):
     """How versions are trained."""
 
     algorithm: str = Field(default="grpo", description="any algorithm of docs/algorithms, by name")
-    knobs: dict[str, Any] = Field(
+    knobs: dict[str, object] = Field(
         default={}, description='overrides of its preset: { clip_high = 0.3, reward_norm = "group/none" }'
     )
     backend: str = Field(

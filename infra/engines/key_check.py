@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 KEY = "VLLM_API_KEY"
 """variable with the key; vLLM reads it too"""
 OPEN = ("/health", "/ping")
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 REFUSAL = b'{"error":{"message":"wrong or missing key","type":"invalid_request_error","param":null,"code":"wrong_key"}}'
 
 
 class Keyed:
     """An ASGI application in front of another."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._key = f"Bearer {os.environ[KEY]}".encode()
 

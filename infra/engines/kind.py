@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from millrace.infra.engines.bearer import Key
 
@@ -79,7 +79,7 @@ class EngineKind(ABC):
         """What is wasted on this machine by what is installed, and what to do; None for nothing."""
         return None
 
-    def refusal(self, device: Device, config: Mapping[str, Any]) -> str | None:
+    def refusal(self, device: Device, config: Mapping[str, object]) -> str | None:
         """Why a local engine cannot serve versions of a model of this config.json, and what to do; None: it can."""
         return None
 

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from millrace.infra import durable
@@ -261,7 +260,8 @@ def answers(bootstrap: str, timeout_s: float = 1.0, options: Mapping[str, str] |
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    quick: dict[str, Any] = {"bootstrap.servers": bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100}
+    quick: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 100}
+    quick["log_level"] = 0
     quick |= options or {}
     client = AdminClient(quick)
     try:

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from pydantic import SecretStr
 
@@ -123,12 +122,12 @@ def _digest(settings: Settings, role: str) -> str:
     return _slow_digest(json.dumps(read, sort_keys=True, default=_plain), str(settings.home))
 
 
-def _value(values: Mapping[str, Any], key: str) -> Any:
+def _value(values: Mapping[str, Mapping[str, object]], key: str) -> object:
     section, _, name = key.partition(".")
     return values[section][name] if name else values[section]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return str(value.get_secret_value()) if isinstance(value, SecretStr) else str(value)
 
 

@@ -321,7 +321,7 @@ class _UnixTransport(Transport):
         super().__init__()
         self._path = path
 
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+    def make_connection(self, host: object) -> http.client.HTTPConnection:
         return _UnixConnection(self._path)
 
 

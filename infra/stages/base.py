@@ -200,7 +200,7 @@ class Stage(ABC):
         """The name under which the runner may remember a source that numbers its records: the same for the same."""
         return source
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
         """The envelope's ids (id, tenant, policy, group, trajectory), as far as they are known, of a record that could
         not be folded, or of what a timer's key stands for. They go into its dead letter; nothing is lost by raising."""
         return {}

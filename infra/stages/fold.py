@@ -218,7 +218,7 @@ class Fold:
         self, error: Exception, place: Place, key: str, what: Record | str, distinct: str, out: Folded
     ) -> None:
         kind = type(error).__name__[:100]
-        known: Mapping[str, Any] = {}
+        known: Mapping[str, object] = {}
         try:
             known = self._stage.named(self.state, what)
         except ENVIRONMENT:
@@ -227,7 +227,7 @@ class Fold:
             """The letter names the place alone."""
         detail = f"{'folding it' if isinstance(what, Record) else 'a timer of the state'} raised {kind}"
 
-        def letter(event: Mapping[str, Any]) -> list[Op]:
+        def letter(event: Mapping[str, object]) -> list[Op]:
             made = dead_letter(
                 self._stage.name, place, UNFOLDABLE, detail, self.now, key=key, event=event, distinct=distinct
             )

@@ -27,7 +27,7 @@ BESIDE_BYTES = 64 << 10
 _ANY = {"topic": "", "partition": 0, "offset": 0}
 
 
-def refs_in(value: Any) -> Iterator[str]:
+def refs_in(value: object) -> Iterator[str]:
     """The refs of every Later inside a record."""
     if isinstance(value, Later):
         yield value.ref
@@ -39,7 +39,7 @@ def refs_in(value: Any) -> Iterator[str]:
             yield from refs_in(part)
 
 
-def filled(value: Any, places: Mapping[str, Mapping[str, Any]]) -> Any:
+def filled(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
     """A copy of a record with every Later replaced by the place of its ref."""
     if isinstance(value, Later):
         return places[value.ref]
@@ -149,7 +149,7 @@ class Outbox:
                 if emit.ref:
                     sent[scope, emit.ref] = handed
 
-    def encode(self, emit: Emit, record: Mapping[str, Any], turn: bytes, data: bytes | None = None) -> Outgoing:
+    def encode(self, emit: Emit, record: Mapping[str, object], turn: bytes, data: bytes | None = None) -> Outgoing:
         """The record to write for an emit whose places are filled in; `data` are its bytes where they are known."""
         value = codec.encode_named(emit.name, record) if data is None else data
         if self._claims is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from millrace.infra.errors import InputGone, ReplayError
 from millrace.infra.log.base import Bus, Record
@@ -36,7 +35,7 @@ class Refolded:
     folded: Folded
     state: SlotState
 
-    def differences(self) -> list[tuple[str, Any, Any]]:
+    def differences(self) -> list[tuple[str, object, object]]:
         """(field, as recorded, as folded) of the turn's own figures that differ."""
         turn, folded = self.turn, self.folded
         rows = (
@@ -146,13 +145,14 @@ def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], writte
         raise ReplayError(f"{what} wrote records that it does not give when replayed: {left}")
 
 
-def same(expected: Any, actual: Any) -> bool:
+def same(expected: object, actual: object) -> bool:
     """Equal, where a placeholder equals any place."""
     if expected == ANYWHERE:
         return isinstance(actual, dict) and actual.keys() == ANYWHERE.keys()
     if isinstance(expected, dict):
-        same_keys = isinstance(actual, dict) and expected.keys() == actual.keys()
-        return same_keys and all(same(value, actual[key]) for key, value in expected.items())
+        if not isinstance(actual, dict) or expected.keys() != actual.keys():
+            return False
+        return all(same(value, actual[key]) for key, value in expected.items())
     if isinstance(expected, list | tuple):
-        return len(expected) == len(actual) and all(map(same, expected, actual))
+        return isinstance(actual, list | tuple) and len(expected) == len(actual) and all(map(same, expected, actual))
     return bool(expected == actual or (expected != expected and actual != actual))  # NaN stands for "none"

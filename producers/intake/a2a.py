@@ -356,8 +356,9 @@ def _state(members: Message) -> str:
 def _text(message: Message, name: str) -> str | None:
     """A name; None for none, and for what is too long to be one."""
     found = jsonrpc.member(message, name)
-    fits = isinstance(found, str) and 0 < len(found.encode(errors="replace")) <= bounds.NAME_BYTES
-    return found if fits else None
+    if not isinstance(found, str) or not 0 < len(found.encode(errors="replace")) <= bounds.NAME_BYTES:
+        return None
+    return found
 
 
 def _list(message: Message, name: str) -> list[msgspec.Raw]:

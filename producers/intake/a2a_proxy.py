@@ -31,6 +31,7 @@ from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.reverse import KEY_HEADER, Exchange, ReverseProxy, key_in, passed_on, passing
 from millrace.producers.session_keys import session_id
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import Json
 
 PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json", "/extendedAgentCard", "/v1/card")
 """where agents show their card over HTTP, in any of the versions"""
@@ -64,7 +65,7 @@ def rewritten(card: bytes, origin: str, ours: str) -> bytes:
     return orjson.dumps(found)
 
 
-def _moved(one: Any, origin: str, ours: str, named: list[str]) -> Any:
+def _moved(one: object, origin: str, ours: str, named: list[str]) -> Json:
     """What has a `url`, with ours; None for one on another server."""
     if not isinstance(one, dict) or not isinstance(one.get("url"), str):
         return None

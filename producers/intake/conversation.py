@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.producers.intake.jsonrpc import Message
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import ToolStatus
 
-Event = dict[str, Any]
+Event = JsonObject
 """one of those that `POST /v1/sessions/{id}/events` takes; or of `kind` "end", what its `POST .../end` takes"""
 
 

@@ -6,10 +6,11 @@ and one piece; a line beyond the limit is given as its size; a member that nobod
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import msgspec
 import orjson
+
+from millrace.schemas.json_values import Json
 
 LIMIT = 64 << 20
 """bytes of a line that is read; a longer one passes unread"""
@@ -123,15 +124,16 @@ def messages(line: bytes) -> list[Message]:
         raise ValueError(str(error)) from None
 
 
-def member(message: Message, name: str) -> Any:
+def member(message: Message, name: str) -> Json:
     """A member, read; None where it is missing or cannot be read."""
     raw = message.get(name)
     if raw is None:
         return None
     try:
-        return orjson.loads(bytes(raw))
+        found: Json = orjson.loads(bytes(raw))
     except orjson.JSONDecodeError:
         return None
+    return found
 
 
 def members(message: Message, name: str) -> Message:

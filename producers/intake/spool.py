@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -25,6 +24,7 @@ from millrace.producers.capture.recent import Recent
 from millrace.producers.capture.segments import segments
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
+from millrace.schemas.json_values import JsonObject
 
 MAX_BYTES = 256 << 20
 KEPT_S = 86_400.0
@@ -54,7 +54,7 @@ class Spool:
         self.lost = 0
         """events that did not fit, or could not be written"""
 
-    def put(self, event: dict[str, Any], key: str, base_url: str) -> bool:
+    def put(self, event: JsonObject, key: str, base_url: str) -> bool:
         """Keep an event for the session behind `key`, or of `kind` "end" its end; whether it was kept."""
         headers = {"source": self.log.source, "url": base_url}
         if event["kind"] == "end":
@@ -113,7 +113,7 @@ def outdated(log: CaptureLog) -> bool:
     return newest < time.time() - KEPT_S
 
 
-def encoded(event: dict[str, Any]) -> bytes:
+def encoded(event: JsonObject) -> bytes:
     """An event as JSON, without the kind where that is an end. Content that no report takes is left out, and its size
     and digest say so in its place."""
     if event["kind"] == "end":

@@ -25,13 +25,14 @@ import uvloop
 
 from millrace.infra.process.loaders import load_function
 from millrace.producers.rollout.trouble import Trouble
+from millrace.schemas.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
 HIDDEN = ("answer", "answers", "solution", "tests")
 ANSWER_S = 1.0
 """a loop that runs nothing for so long after a deadline is blocked"""
-Agent = Callable[[dict[str, Any], str, str], Awaitable[str | None]]
+Agent = Callable[[JsonObject, str, str], Awaitable[str | None]]
 
 
 def load_agent(name: str, trouble: Trouble | None = None) -> Agent:
@@ -45,7 +46,7 @@ def load_agent(name: str, trouble: Trouble | None = None) -> Agent:
 def sync_agent(function: Callable[..., Any], stuck: set[Future[None]]) -> Agent:
     """`function`, each call in a thread of its own. `stuck` has the calls that were given up and still run."""
 
-    async def agent(task: dict[str, Any], base_url: str, api_key: str) -> str | None:
+    async def agent(task: JsonObject, base_url: str, api_key: str) -> str | None:
         call: Future[str | None] = Future()
         end: Future[None] = Future()
 
@@ -75,7 +76,7 @@ class AsyncAgent:
         self._stuck = stuck
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def __call__(self, task: dict[str, Any], base_url: str, api_key: str) -> str | None:
+    async def __call__(self, task: JsonObject, base_url: str, api_key: str) -> str | None:
         loop = self._loop = self._loop or _running_loop()
         call = asyncio.run_coroutine_threadsafe(self._call(_shown(task), base_url, api_key), loop)
         try:
@@ -85,7 +86,7 @@ class AsyncAgent:
             asyncio.get_running_loop().call_later(ANSWER_S, self._leave, loop, answer)
             raise
 
-    async def _call(self, task: dict[str, Any], base_url: str, api_key: str) -> str | None:
+    async def _call(self, task: JsonObject, base_url: str, api_key: str) -> str | None:
         try:
             return _text(await self._function(task, base_url, api_key))
         except asyncio.CancelledError as error:
@@ -125,11 +126,11 @@ async def _nothing() -> None:
     """To be run by a loop that is not blocked."""
 
 
-def _shown(task: dict[str, Any]) -> dict[str, Any]:
+def _shown(task: JsonObject) -> JsonObject:
     return {name: value for name, value in task.items() if name not in HIDDEN}
 
 
-def _text(output: Any) -> str | None:
+def _text(output: object) -> str | None:
     return None if output is None else str(output)
 
 

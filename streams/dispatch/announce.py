@@ -27,13 +27,14 @@ from millrace.infra.log.readable import passed_over
 from millrace.infra.log.topics import full_name
 from millrace.infra.stages.decisions import AUTHOR, outgoing, setting, settings_of
 from millrace.schemas.ids import now_micros
+from millrace.schemas.json_values import Json, JsonObject
 
 log = logging.getLogger(__name__)
 
 NOTHING: Final = object()
 
 
-def asked_by(settings: Settings) -> dict[str, Any]:
+def asked_by(settings: Settings) -> JsonObject:
     """What the settings ask of dispatch, by the name of the decision."""
     policy = settings.policy
     return {
@@ -74,9 +75,9 @@ def announce(settings: Settings, bus: Bus) -> list[str]:
     return changed
 
 
-def _asked(settings: Settings, bus: Bus) -> dict[str, Any]:
+def _asked(settings: Settings, bus: Bus) -> JsonObject:
     """The values that the file last asked for, by name."""
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
     for decision in settings_of(bus, settings.namespace, settings.policy.name):
         if decision["author"] == AUTHOR and decision["name"] in asked_by(settings):
             value = _value(decision.raw, decision["value"])
@@ -94,7 +95,7 @@ def _value(record: Record, text: str) -> Any:
         return NOTHING
 
 
-def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Json]) -> JsonObject | None:
     """What the policy began with, None where it has not begun.
 
     The group size is in version 0. The rest dispatch says first of all in `resolutions`; before it does, B and eta are
@@ -105,7 +106,7 @@ def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Any]) -> dict
     event = next((row for row in history.rows(WEIGHTS) if (row["version"], row["policy"]) == (0, policy)), None)
     if event is None:
         return None
-    values: dict[str, Any] = {"group_size": event["group_size"] or 1}
+    values: JsonObject = {"group_size": event["group_size"] or 1}
     has_announced = False
     for row in history.rows(RESOLUTIONS):
         announced = row["setting"]

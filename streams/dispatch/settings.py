@@ -21,7 +21,7 @@ class Change:
     """A setting that is in force from a seq or a ticket on."""
 
     name: str
-    value: Any
+    value: object
     from_seq: int | None
     from_ticket: int | None
 
@@ -30,11 +30,11 @@ OTHERS = frozenset({"sealing"})
 """settings of a policy that other stages read"""
 
 
-def _whole(low: int, high: int) -> Callable[[Any], bool]:
+def _whole(low: int, high: int) -> Callable[[object], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-_VALID: dict[str, Callable[[Any], bool]] = {
+_VALID: dict[str, Callable[[object], bool]] = {
     "batch": _whole(1, bounds.BATCH),
     "eta": _whole(0, bounds.ETA),
     "group_size": _whole(1, bounds.GROUP_SIZE),
@@ -48,7 +48,7 @@ _VALID: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def parse(name: str, text: str) -> tuple[Any, str | None]:
+def parse(name: str, text: str) -> tuple[object, str | None]:
     """(value, why it is refused or None)."""
     if name not in _VALID:
         return None, f"no setting is called {name[:40]!r}; there are {', '.join(_VALID)}"

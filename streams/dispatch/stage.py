@@ -128,7 +128,7 @@ class Dispatch(Stage):
         yield from handler(view, record, found, now)
         yield from self._move(view, now)
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
         if isinstance(what, str):
             return {"policy": self._policy}
         return {"policy": self._policy, "group": self._decode(what)[1].get("group")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
@@ -46,7 +46,7 @@ class EventParts:
 
     def changed(self, values: Mapping[Path, str | bytes]) -> tuple[Event, Body | None, Mapping[str, str]]:
         """(envelope, body, headers) that read `values`; a part without any is the one that came."""
-        parts: dict[Any, dict[Path, str | bytes]] = {"event": {}, "body": {}, "headers": {}}
+        parts: dict[object, dict[Path, str | bytes]] = {"event": {}, "body": {}, "headers": {}}
         for (part, *path), value in values.items():
             parts[part][tuple(path)] = value
         body = self.body

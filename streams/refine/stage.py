@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from millrace.infra.config import Governance
 from millrace.infra.log.base import Record
@@ -152,7 +152,7 @@ class Refine(Stage):
             at = custody["seen"] + (AFTER_END if custody["ended"] else IDLE)
             yield Wake(key, at) if at > now else Clear(key)
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
         return {} if isinstance(what, str) else _ids(decode_event(what, self._decode))
 
     def kept_name(self, source: str) -> str:

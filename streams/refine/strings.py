@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from millrace.schemas import codec
-from millrace.schemas.registry import current
+from millrace.schemas.records import Event
+from millrace.schemas.registry import AvroSchema, AvroType, current
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
     "episode_started": ("task",),
@@ -38,6 +39,8 @@ _OURS = frozenset({"governance", "source_place"})
 Step = str | int | tuple[str, int]
 Path = tuple[Step, ...]
 """fields by name, items by number, and ("key", n) or ("value", n) for the n-th entry of a map"""
+Shape: TypeAlias = "str | dict[str, Shape] | tuple[str, Shape | None]"
+"""what of a schema may hold text: string, bytes, the fields of a record, ("array", items) or ("map", values)"""
 
 
 class String(NamedTuple):
@@ -49,8 +52,8 @@ class String(NamedTuple):
 
 
 def strings_of(
-    event: Mapping[str, Any],
-    body: Mapping[str, Any] | None,
+    event: Event,
+    body: Mapping[str, object] | None,
     headers: Mapping[str, str],
     known: Container[str] = frozenset(),
 ) -> list[String]:
@@ -65,7 +68,7 @@ def strings_of(
     return found
 
 
-def texts_of(kind: str, body: Mapping[str, Any]) -> list[String]:
+def texts_of(kind: str, body: Mapping[str, object]) -> list[String]:
     """The texts of a body, under paths inside of it."""
     found: list[String] = []
     _collect(found, _fields(codec.BODIES[kind], "body"), body, TEXTS[kind], frozenset())
@@ -74,7 +77,7 @@ def texts_of(kind: str, body: Mapping[str, Any]) -> list[String]:
 
 def _collect(
     found: list[String],
-    fields: Sequence[tuple[str, Any, Path]],
+    fields: Sequence[tuple[str, Shape, Path]],
     record: Mapping[str, Any],
     texts: Sequence[str],
     known: Container[str],
@@ -96,7 +99,7 @@ def path_of(path: Path) -> str:
     return "/".join(f"{'#' * (step[0] == 'key')}{step[1]}" if isinstance(step, tuple) else str(step) for step in path)
 
 
-def changed(record: Mapping[str, Any], values: Mapping[Path, str | bytes]) -> dict[str, Any]:
+def changed(record: Mapping[str, object], values: Mapping[Path, str | bytes]) -> dict[str, Any]:
     """A copy of a record that reads `values` at their paths."""
     out: dict[str, Any] = dict(record)
     for path, value in values.items():
@@ -109,7 +112,7 @@ def changed(record: Mapping[str, Any], values: Mapping[Path, str | bytes]) -> di
     return out
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any) -> dict[str, object] | list[object]:
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
@@ -117,7 +120,7 @@ def _item(holder: Any, step: Step) -> Any:
     return list(holder.values())[step[1]] if isinstance(step, tuple) else holder[step]
 
 
-def _put(holder: Any, step: Step, value: Any) -> None:
+def _put(holder: Any, step: Step, value: object) -> None:
     if not isinstance(step, tuple):
         holder[step] = value
         return
@@ -129,7 +132,7 @@ def _put(holder: Any, step: Step, value: Any) -> None:
 
 
 @cache
-def _fields(record: str, part: str) -> tuple[tuple[str, Any, Path], ...]:
+def _fields(record: str, part: str) -> tuple[tuple[str, Shape, Path], ...]:
     """(field, schema, path) of the fields of a record that hold strings, or bytes that may be text."""
     parsed = current(record).parsed
     fields = ((field["name"], _plain(field["type"], parsed["__named_schemas"])) for field in parsed["fields"])
@@ -137,7 +140,7 @@ def _fields(record: str, part: str) -> tuple[tuple[str, Any, Path], ...]:
     return tuple((name, shape, (part, name)) for name, shape in fields if shape is not None and name not in hidden)
 
 
-def _plain(schema: Any, named: Mapping[str, Any]) -> Any:
+def _plain(schema: AvroType, named: Mapping[str, AvroSchema]) -> Shape | None:
     """A schema with its nulls and whatever holds no string left out; None when nothing is left."""
     if isinstance(schema, list):
         return next((found for part in schema if (found := _plain(part, named)) is not None), None)

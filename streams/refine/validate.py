@@ -15,8 +15,8 @@ from millrace.schemas import arrays, codec
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.errors import CorruptRecord, UnknownSchema
 from millrace.schemas.limits import beyond, beyond_body
-from millrace.schemas.records import Body, Event, Reward
-from millrace.schemas.registry import current
+from millrace.schemas.records import Array, Body, Event, Reward
+from millrace.schemas.registry import AvroType, current
 from millrace.streams.decoding import Decoder, Unreadable
 from millrace.streams.refine.strings import ARRAY, Step
 
@@ -80,13 +80,14 @@ def _arrays(kind: str) -> tuple[str, ...]:
     return tuple(field["name"] for field in fields if ARRAY in _names(field["type"]))
 
 
-def _names(kind: Any) -> list[str]:
+def _names(kind: AvroType) -> list[str]:
     """The records that a type may be, by name."""
-    parts = kind if isinstance(kind, list) else [kind]
-    return [part if isinstance(part, str) else part.get("name", "") for part in parts]
+    if isinstance(kind, list):
+        return [name for part in kind for name in _names(part)]
+    return [kind if isinstance(kind, str) else kind.get("name", "")]
 
 
-def _is_array(part: Mapping[str, Any] | None) -> bool:
+def _is_array(part: Array | None) -> bool:
     if part is None:
         return True
     dtype = arrays.DTYPES.get(part["dtype"])

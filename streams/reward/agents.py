@@ -28,6 +28,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import faust
 from faust.transport.drivers import aiokafka as driver
+from faust.types import TP, EventT, Message
 from tenacity import before_sleep_log, retry, retry_if_exception, wait_exponential
 
 from millrace.infra.errors import BusError, ConfigError, TooLargeError
@@ -85,7 +86,7 @@ class Answering(Protocol):
 class _Thread(driver.AIOKafkaConsumerThread):
     """Reads committed records only."""
 
-    def _create_worker_consumer(self, transport: Any) -> Any:
+    def _create_worker_consumer(self, transport: driver.Transport) -> Any:
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = "read_committed"
         return consumer
@@ -94,29 +95,31 @@ class _Thread(driver.AIOKafkaConsumerThread):
 class _Consumer(driver.Consumer):
     """Commits what is answered. faust asks `_new_offset` what to commit, and its own records of holes stay empty."""
 
-    def __init__(self, transport: Any, callback: Callable[[Any], Awaitable[None]], *others: Any, **named: Any) -> None:
-        self._answered: Answered[Any] = Answered()
+    def __init__(
+        self, transport: Any, callback: Callable[[Message], Awaitable[None]], *others: Any, **named: Any
+    ) -> None:
+        self._answered: Answered[TP] = Answered()
 
-        async def deliver(message: Any) -> None:
+        async def deliver(message: Message) -> None:
             # Before it is handed on: one that a rebalance stops half way waits here until it is delivered again.
             self._answered.deliver(message.tp, message.offset)
             await callback(message)
 
         super().__init__(transport, deliver, *others, **named)
 
-    def ack(self, message: Any) -> bool:
+    def ack(self, message: Message) -> bool:
         self._answered.answer(message.tp, message.offset)
         return bool(super().ack(message))
 
-    def _new_offset(self, tp: Any) -> int | None:
+    def _new_offset(self, tp: TP) -> int | None:
         self._acked[tp].clear()
         self._acked_index[tp].clear()
         return self._answered.mark(tp)
 
-    async def _add_gap(self, tp: Any, offset_from: int, offset_to: int) -> None:
+    async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Holes mean nothing here."""
 
-    async def on_partitions_revoked(self, revoked: Any) -> None:
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         await super().on_partitions_revoked(revoked)
         self._answered.forget(revoked)
 
@@ -212,7 +215,7 @@ async def _publish(publisher: Publisher, out: Outgoing) -> None:
     await asyncio.wrap_future(publisher.publish(out))
 
 
-def _record(event: Any) -> Record:
+def _record(event: EventT[object]) -> Record:
     message = event.message
     headers = dict(message.headers or {})
     return Record(

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from millrace.dialects.answers import text
 from millrace.infra.config import RewardJudge
 from millrace.infra.engines.upstream import TextUpstream, UpstreamReply
 from millrace.infra.errors import EngineTimeout, EngineUnavailable, RewardError
+from millrace.schemas.json_values import JsonObject
 from millrace.streams.reward import rubric
 from millrace.streams.reward.dialects import APIS
 from millrace.streams.reward.pool import Verdict
@@ -32,7 +33,7 @@ class _Busy(Exception):
 
 
 class AskedJudge:
-    """The judge of `[reward.judge]`. Any number of judgements at once, in any event loop."""
+    """The judge of `[reward.judge]`. It judges several at once, in any event loop."""
 
     def __init__(self, options: RewardJudge, timeout_s: float) -> None:
         """timeout_s bounds a judgement, all its tries together. Raises RewardError where no judge is described."""
@@ -60,9 +61,9 @@ class AskedJudge:
         """Bytes of a conversation that it reads, 0: none of it."""
         return self._options.conversation_bytes if self._options.conversation else 0
 
-    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+    async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what the judge does."""
-        options, talk = self._options, episode.get(CONVERSATION) if self.reads else None
+        options, talk = self._options, text(episode.get(CONVERSATION)) if self.reads else None
         if self.reads and talk is None:
             return NO_CONVERSATION
         body = rubric.request(self.rubric, options.model, task, output, options.max_tokens, self._api, talk)

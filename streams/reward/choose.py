@@ -4,11 +4,12 @@ Invariant: every name is of exactly one kind, and what is missing for it is said
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from millrace.infra.config import Reward
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
+from millrace.schemas.json_values import JsonObject
 from millrace.streams.reward.asking import AskedJudge
 from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.pool import Pool, Verdict
@@ -26,7 +27,7 @@ class ChosenVerifier(Protocol):
     def version(self) -> str:
         """What names it in `Reward.source_version`."""
 
-    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+    async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output; `task` is JSON text. Never raises for what a verifier does."""
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import orjson
 
@@ -19,6 +19,7 @@ from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
+from millrace.schemas.json_values import Json, JsonObject
 from millrace.schemas.records import Event, ModelCall
 from millrace.streams.decoding import Decoder, Unreadable
 
@@ -114,9 +115,9 @@ def _listed(shown: Sequence[bytes], left_out: int) -> bytes:
     return b"{" + note + b'"calls":[' + b",".join(shown) + b"]}"
 
 
-def _shown(call: ModelCall, numbers: dict[str, int], *, again: bool) -> dict[str, Any]:
+def _shown(call: ModelCall, numbers: dict[str, int], *, again: bool) -> JsonObject:
     base = call["request_base"]
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     if base is not None:
         out = {"goes_on_from_call": numbers[base], "repeats_of_it": call["request_kept"]}
     if call["opened"] == NOT_WHOLE:
@@ -126,9 +127,10 @@ def _shown(call: ModelCall, numbers: dict[str, int], *, again: bool) -> dict[str
     return {**out, "request": _json(call["request"]), "response": _json(call["response"])}
 
 
-def _json(data: bytes) -> Any:
+def _json(data: bytes) -> Json:
     """What some bytes hold: a value, or the text that they are."""
     try:
-        return orjson.loads(data)
+        found: Json = orjson.loads(data)
     except orjson.JSONDecodeError:
         return data.decode("utf-8", "replace")
+    return found

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-Usage = tuple[Any, Any]
+from millrace.schemas.json_values import JsonObject
+
+T = TypeVar("T")
+
+Usage = tuple[object, object]
 """tokens of the prompt and of the reply, as an API counted them: None, or anything, where it did not"""
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
@@ -29,7 +33,7 @@ class JudgeApi(NamedTuple):
 
     path: str
     headers: Mapping[str, str]
-    body: Callable[[str, str, str, int], dict[str, Any]]
+    body: Callable[[str, str, str, int], JsonObject]
     """of a model, its instructions, the case, and the longest reply in tokens"""
     text: Callable[[dict[str, Any]], str | None]
     usage: Callable[[dict[str, Any]], Usage]
@@ -46,25 +50,26 @@ class JudgeApi(NamedTuple):
         return JudgeReply(_or_none(self.text, found), _or_none(self.usage, found) or (None, None))
 
 
-def _or_none(read: Callable[[dict[str, Any]], Any], found: dict[str, Any]) -> Any:
+def _or_none(read: Callable[[dict[str, Any]], T], found: dict[str, Any]) -> T | None:
     try:
         return read(found)
     except (LookupError, TypeError, AttributeError):
         return None
 
 
-def _chat(model: str, instructions: str, case: str, longest: int) -> dict[str, Any]:
+def _chat(model: str, instructions: str, case: str, longest: int) -> JsonObject:
     messages = [{"role": "system", "content": instructions}, {"role": "user", "content": case}]
     return {"model": model, "temperature": 0, "max_tokens": longest, "messages": messages}
 
 
-def _messages(model: str, instructions: str, case: str, longest: int) -> dict[str, Any]:
+def _messages(model: str, instructions: str, case: str, longest: int) -> JsonObject:
     messages = [{"role": "user", "content": case}]
     return {"model": model, "temperature": 0, "max_tokens": longest, "system": instructions, "messages": messages}
 
 
-def _responses(model: str, instructions: str, case: str, longest: int) -> dict[str, Any]:
-    said = {"instructions": instructions, "input": [{"role": "user", "content": case}], "store": False}
+def _responses(model: str, instructions: str, case: str, longest: int) -> JsonObject:
+    asked = [{"role": "user", "content": case}]
+    said: JsonObject = {"instructions": instructions, "input": asked, "store": False}
     return {"model": model, "temperature": 0, "max_output_tokens": longest, **said}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from millrace.infra import proof, telemetry
 from millrace.infra.log.base import Outgoing, Record
@@ -19,6 +19,7 @@ from millrace.schemas import codec, envelope
 from millrace.schemas.envelope import Belonging, ChainLink, Numbered
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import EpisodeEnded, Event, Reward
 from millrace.streams.decoding import Decoder, Unreadable, made_id
 from millrace.streams.reward.conversation import Conversations
@@ -34,7 +35,7 @@ VERDICTS = telemetry.counter("millrace.reward.verdicts", "{verdict}", "verdicts,
 class Judging(Protocol):
     """What gives verdicts."""
 
-    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+    async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """Never raises for what a verifier does."""
 
 
@@ -91,7 +92,7 @@ class Judge:
         if ours is None:
             return None
         event, ended = ours
-        episode: dict[str, Any] = {
+        episode: JsonObject = {
             "task_id": ended["task_id"],
             "status": ended["status"],
             "stop_condition": ended["stop_condition"],

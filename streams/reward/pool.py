@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import orjson
 from pebble import ProcessExpired, ProcessPool
 
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.signals import Signal
-from millrace.streams.reward.verifiers import load, normal
+from millrace.streams.reward.verifiers import Verifier, load, normal
 
 LIFE = 10_000
 """verdicts after which a process is replaced, should a verifier leak"""
@@ -58,7 +59,7 @@ class Pool:
         """Names the verifier."""
         return self._verifier
 
-    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+    async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output. `task` is JSON."""
         future = self._pool.schedule(run, args=(self._verifier, task, output, episode), timeout=self._timeout_s)
         try:
@@ -81,7 +82,7 @@ def begin(verifier: str, path: list[str]) -> None:
     _loaded(verifier)
 
 
-def run(verifier: str, task: str, output: str, episode: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def run(verifier: str, task: str, output: str, episode: JsonObject) -> tuple[JsonObject, str]:
     """(verdict, failure or "") in a process of the pool."""
     try:
         return normal(_loaded(verifier)(orjson.loads(task), output, episode)), ""
@@ -90,7 +91,7 @@ def run(verifier: str, task: str, output: str, episode: dict[str, Any]) -> tuple
 
 
 @cache
-def _loaded(verifier: str) -> Any:
+def _loaded(verifier: str) -> Verifier:
     return load(verifier)
 
 

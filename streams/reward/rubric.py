@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 from millrace.streams.reward.dialects import APIS, JudgeApi, Usage
 from millrace.streams.reward.pool import Verdict
 
@@ -122,7 +123,7 @@ def cost(usage: Usage, prices: JudgePrices) -> dict[str, float]:
     return spent
 
 
-def _verdict(content: Any, case: str, spent: dict[str, float]) -> Verdict:
+def _verdict(content: object, case: str, spent: dict[str, float]) -> Verdict:
     """Raises ValueError for any text that is no verdict on this case."""
     if not isinstance(content, str):
         raise ValueError("no text")
@@ -151,9 +152,9 @@ def _unfenced(text: str) -> str:
     return text
 
 
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: Iterable[tuple[str, Json]]) -> JsonObject:
     """An object whose keys are given once: of two scores neither is the verdict."""
-    out: dict[str, Any] = {}
+    out: JsonObject = {}
     for key, value in pairs:
         if key in out:
             raise ValueError("a key twice")
@@ -165,7 +166,7 @@ def _refused(name: str) -> float:
     raise ValueError(name)
 
 
-def _share(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= 1:
+def _share(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise ValueError("a number from 0 to 1")
     return float(value)

@@ -28,12 +28,12 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from millrace.infra.config import RewardTests
 from millrace.infra.errors import RewardError
+from millrace.schemas.json_values import JsonObject
 from millrace.streams.reward import limit_command, run_folders
 from millrace.streams.reward.pool import Verdict
 from millrace.streams.reward.unit_tests import How, Ran, count, files, program, verdict
@@ -81,7 +81,7 @@ class UnitTests:
         said = json.dumps([options.command, options.program, options.report])
         return f"tests:{sha256(said.encode()).hexdigest()[:12]}"
 
-    async def judge(self, task: str, output: str, episode: dict[str, Any]) -> Verdict:
+    async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what task or output hold."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._judged, task, output)
 

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from enum import Enum
 from itertools import accumulate
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from millrace.dialects.answers import mapping
 from millrace.schemas import bounds
 from millrace.streams.reward.pool import Verdict
 
@@ -73,7 +74,7 @@ def program(output: str) -> str:
     return output if found is None else "".join(f"{line}\n" for line in lines[slice(*found)])
 
 
-def files(task: Mapping[str, Any], name: str) -> dict[str, str]:
+def files(task: Mapping[str, object], name: str) -> dict[str, str]:
     """The files of a task's tests by relative name. name: of the program. Raises ValueError with the failure."""
     tests = task.get("tests")
     if tests is None:
@@ -89,9 +90,9 @@ def files(task: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(found)
 
 
-def count(task: Mapping[str, Any]) -> int:
+def count(task: Mapping[str, object]) -> int:
     """How many tests a task says it has, 0 where it does not say. Raises ValueError with the failure."""
-    said = (task.get("tests") or {}).get("count", 0)
+    said = mapping(task.get("tests")).get("count", 0)
     if type(said) is not int or not 0 <= said <= TESTS:
         raise ValueError(BAD_TESTS)
     return said

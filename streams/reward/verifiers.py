@@ -19,6 +19,7 @@ from typing import Any, SupportsFloat, get_args
 from millrace.infra.errors import RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.signals import Signal
 
 PARTS = frozenset({"value", "components", "label", "critique", "confidence", "signal"})
@@ -27,16 +28,16 @@ _HEDGE = re.compile(
     rf"(?<![\w.]){_NUMBER}[ ,]{{1,3}}"
     rf"(?:\b(?:or|maybe|perhaps|possibly)\b[ ,]{{1,3}}){{1,2}}{_NUMBER}\s{{0,3}}[.!?]?\s{{0,3}}\Z"
 )
-Verifier = Callable[[dict[str, Any], str, dict[str, Any]], float | Mapping[str, Any]]
+Verifier = Callable[[JsonObject, str, JsonObject], float | Mapping[str, Any]]
 
 
-def exact(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
+def exact(task: Mapping[str, Any], output: str, episode: JsonObject) -> float:
     """1 when the output is the task's `answer` (or one of its `answers`), spaces at the ends aside."""
     wanted = task["answers"] if "answers" in task else [task["answer"]]
     return float(any(output.strip() == str(answer).strip() for answer in wanted))
 
 
-def mathematics(task: dict[str, Any], output: str, episode: dict[str, Any]) -> float:
+def mathematics(task: JsonObject, output: str, episode: JsonObject) -> float:
     """1 when the output's last mathematical expression equals the task's `answer` (math-verify). An output that ends
     with a choice between two numbers answers nothing."""
     from math_verify import parse, verify

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +43,15 @@ class _Piece:
     start: int
 
 
+_Values: TypeAlias = npt.NDArray[np.number]
+
+
 @dataclass(slots=True)
 class _Trace:
-    tokens: list[npt.NDArray[Any]] = field(default_factory=list)
-    mask: list[npt.NDArray[Any]] = field(default_factory=list)
-    logprobs: list[npt.NDArray[Any]] = field(default_factory=list)
-    versions: list[npt.NDArray[Any]] = field(default_factory=list)
+    tokens: list[_Values] = field(default_factory=list)
+    mask: list[_Values] = field(default_factory=list)
+    logprobs: list[_Values] = field(default_factory=list)
+    versions: list[_Values] = field(default_factory=list)
     length: int = 0
     pieces: list[_Piece] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
@@ -67,7 +70,7 @@ class _Trace:
         self.gone += [piece.response for piece in self.pieces if piece.start >= keep]
         self.pieces = [piece for piece in self.pieces if piece.start < keep]
 
-    def extend(self, tokens: Any, mask: Any, logprobs: Any, versions: Any) -> None:
+    def extend(self, tokens: _Values, mask: _Values, logprobs: _Values, versions: _Values) -> None:
         self.tokens.append(tokens)
         self.mask.append(mask)
         self.logprobs.append(logprobs)
@@ -160,11 +163,11 @@ def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:
     return "no_tokens" if not len(output) else "unknown_version" if (versions < 0).all() else "bad_logprobs"
 
 
-def _unpacked(array: Array, dtype: str) -> npt.NDArray[Any]:
+def _unpacked(array: Array, dtype: str) -> _Values:
     if array["dtype"] != dtype:
         raise CorruptRecord(f"an array of {array['dtype']} where {dtype} belongs")
     return arrays.unpack(array)
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: str) -> npt.NDArray[Any]:
+def _joined(parts: Sequence[_Values], dtype: str) -> _Values:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from millrace.infra import telemetry
 from millrace.infra.log.base import Record
@@ -124,7 +124,7 @@ class Seal(Stage):
             yield from self._forget(view, group, set(), now, UNFOLDABLE, "its group cannot be closed")
             yield from self._bury(view, group_key, group["policy"], now)
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
         if isinstance(what, str):
             root, group = ATTEMPTS.known(what), GROUPS.known(what)
             known = view.get(root) if root else view.get(group) if group else None

@@ -177,7 +177,7 @@ def test_an_event_of_a_former_release_still_verifies(monkeypatch: pytest.MonkeyP
     event["hash"] = event_hash(START, event)
     head = codec.MARK + bytes.fromhex(path.stem)
     with monkeypatch.context() as patch:
-        patch.setattr(codec, "_head", lambda name: (head, codec.Schema("Event", head[2:], past), check_of(past)))
+        patch.setattr(codec, "_head", lambda name: (head, codec.Schema("Event", head[2:], past, past), check_of(past)))
         data = codec.encode("Event", event)
     read = codec.decode_as("Event", data)
     assert read["hash_version"] == 1

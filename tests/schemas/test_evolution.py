@@ -51,7 +51,7 @@ def test_bytes_of_a_past_schema_decode_with_todays_defaults(monkeypatch: pytest.
     today = registry.current("DeadLetter")
     text = json.loads(current_text("DeadLetter"))
     text["fields"] = [field for field in text["fields"] if field["name"] != "tenant"]
-    past = registry.Schema("DeadLetter", registry.fingerprint_of(text), text)
+    past = registry.Schema("DeadLetter", registry.fingerprint_of(text), text, text)
     assert past.fingerprint != today.fingerprint
     record = {field["name"]: None for field in text["fields"]} | {"id": "1", "stage": "refine", "reason": "x"}
     record |= {"detail": "", "time": 1, "place": {"topic": "raw", "partition": 0, "offset": 1}}

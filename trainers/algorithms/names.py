@@ -10,7 +10,6 @@ Imports no torch: roles that train nothing ask here too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.trainers.errors import BadConfiguration
 
@@ -59,7 +58,7 @@ GONE = {
 }
 """Names that no longer exist, and what to write instead."""
 
-SWITCHES: dict[str, tuple[bool, str, Any]] = {
+SWITCHES: dict[str, tuple[bool, str, str | int]] = {
     "use_sapo_loss": (True, "objective", "sapo"),
     "use_cispo_loss": (True, "objective", "cispo"),
     "overlong_reward_penalty": (False, "overlong_tokens", 0),
@@ -73,9 +72,9 @@ VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
 """Knob here -> their values of it -> ours."""
 
 
-def translate(knobs: Mapping[str, Any]) -> dict[str, Any]:
+def translate(knobs: Mapping[str, object]) -> dict[str, object]:
     """`knobs` under our names. Raises BadConfiguration for names that are gone, and where two names say one thing."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     sources: dict[str, str] = {}
     for name, value in knobs.items():
         if name in GONE:
@@ -96,7 +95,7 @@ def check_group_size(name: str, size: int) -> None:
         raise BadConfiguration(f"{name} learns from pairs, and groups of {size} are none: set [policy] group_size to 2")
 
 
-def check_switches(name: str, knobs: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+def check_switches(name: str, knobs: Mapping[str, object], values: Mapping[str, object]) -> None:
     """Raises BadConfiguration for a switch among `knobs` that changed nothing and is not so in what was made of
     them."""
     for objective in ("sapo", "cispo"):
@@ -110,7 +109,7 @@ def check_switches(name: str, knobs: Mapping[str, Any], values: Mapping[str, Any
         )
 
 
-def _translations(name: str, value: Any) -> list[tuple[str, Any]]:
+def _translations(name: str, value: object) -> list[tuple[str, object]]:
     if name in SWITCHES and isinstance(value, bool):
         sets, knob, meant = SWITCHES[name]
         return [(knob, meant)] if value is sets else []

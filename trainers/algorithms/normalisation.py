@@ -59,7 +59,7 @@ class Norm:
             raise BadConfiguration("mean_leave1out needs a mean_level: batch or group")
 
     @classmethod
-    def parse(cls, value: Any) -> Norm | None:
+    def parse(cls, value: object) -> Norm | None:
         """From a configuration: a table of the fields, "group/batch" for mean and std level, or "none"."""
         match value:
             case None | "" | "none" | False:
@@ -76,11 +76,11 @@ class Norm:
         )
 
 
-def _level(value: Any) -> Any:
+def _level(value: object) -> Any:
     return None if value in ("none", "", "null") else value
 
 
-def _checked(table: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(table: Mapping[str, object]) -> dict[str, Any]:
     names = [field.name for field in fields(Norm)]
     for name in table:
         if name == "group_size":
@@ -113,8 +113,11 @@ def normalise(
     return out
 
 
+_Members = list[NDArray[np.int64]]
+
+
 def _means(
-    values: NDArray[np.float64], counted: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     mean = np.zeros(len(values))
     if norm.mean_level == "batch":
@@ -134,7 +137,7 @@ def _means(
 
 
 def _divisors(
-    values: NDArray[np.float64], counted: NDArray[np.bool_], members: list[Any], norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     divisor = np.ones(len(values))
     if norm.std_level == "batch":

@@ -13,10 +13,10 @@ A trajectory without a reward takes no part: neither in statistics nor with its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ from millrace.trainers.batches.packing import (
 )
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
+
+N = TypeVar("N", bound=np.generic)
 
 MEASURES = ("kept", "clipped", "ratio", "kl", "entropy", "behaviour_weight")
 
@@ -129,7 +131,7 @@ class PolicyGradient(TokenAlgorithm):
         lengths = np.array([s.trainable for s in ordered], np.int64)
         earned = self.earned(ordered, scored)
         outcomes = self._outcomes(ordered, earned, reduce)
-        keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in earned) for s in ordered], bool)
+        keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in earned) for s in ordered], np.bool_)
         behaviour = _flat([s.logprobs[s.mask != 0] for s in ordered], np.float32)
         old = _scored(scored, PROXIMAL, ordered) if k.needs_proximal and scored else behaviour
         rewards = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, scored), lengths, outcomes)
@@ -278,7 +280,7 @@ class PolicyGradient(TokenAlgorithm):
         )
 
 
-def _flat(rows: Sequence[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
+def _flat(rows: Sequence[NDArray[np.generic]], dtype: type[N]) -> NDArray[N]:
     return np.asarray(np.concatenate([np.zeros(0, dtype), *rows]), dtype)
 
 
@@ -288,7 +290,7 @@ def _scored(scores: Scores, name: str, ordered: Sequence[Sample]) -> NDArray[np.
     return _flat([scores[name][s] for s in ordered], np.float32)
 
 
-def _by_sample(ordered: Sequence[Sample], lengths: adv.Ints, columns: dict[str, NDArray[Any]]) -> Weights:
+def _by_sample(ordered: Sequence[Sample], lengths: adv.Ints, columns: Mapping[str, NDArray[np.generic]]) -> Weights:
     bounds = np.cumsum(lengths)[:-1]
     pieces = {name: np.split(column.astype(np.float32), bounds) for name, column in columns.items()}
     return {sample: {name: pieces[name][index] for name in columns} for index, sample in enumerate(ordered)}

@@ -1,4 +1,4 @@
-"""The policy-gradient algorithms by name: what each sets apart from the defaults of `Knobs`. Any knob overrides.
+"""The policy-gradient algorithms by name: what each sets apart from the defaults of `Knobs`. Knobs override them.
 
 Group statistics sit in reward_norm (over trajectories), where the shipped recipes of the field have them;
 advantage_norm then normalises over the batch's tokens. GRPO and what is built on it leave that out.
@@ -30,9 +30,9 @@ class Preset:
     knobs: Mapping[str, Any]
 
 
-GRPO: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.28, "reward_norm": FIRST}
-GROUPED: dict[str, Any] = {"reward_norm": GROUP, "advantage_norm": BATCH}
-DECOUPLED: dict[str, Any] = {**GRPO, "decoupled": True}
+GRPO: dict[str, object] = {"clip_low": 0.2, "clip_high": 0.28, "reward_norm": FIRST}
+GROUPED: dict[str, object] = {"reward_norm": GROUP, "advantage_norm": BATCH}
+DECOUPLED: dict[str, object] = {**GRPO, "decoupled": True}
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset("Rewards are compared within their group, mean and standard deviation; no critic.", GRPO),

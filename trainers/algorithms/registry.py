@@ -30,7 +30,7 @@ class OtherAlgorithm:
 
     kind: Kind
     about: str
-    knobs: Mapping[str, Any]
+    knobs: Mapping[str, str]
 
 
 OTHERS: dict[str, OtherAlgorithm] = {
@@ -53,7 +53,7 @@ def names() -> list[str]:
     return [*PRESETS, *OTHERS]
 
 
-def algorithm(name: str, **knobs: Any) -> Algorithm:
+def algorithm(name: str, **knobs: object) -> Algorithm:
     """The algorithm called `name`, its preset overridden by `knobs`. Unknown names are refused with the nearest valid
     one."""
     canonical = ALIASES.get(name.lower(), name.lower())
@@ -69,7 +69,7 @@ def algorithm(name: str, **knobs: Any) -> Algorithm:
     )
 
 
-def policy(name: str, **knobs: Any) -> PolicyGradient:
+def policy(name: str, **knobs: object) -> PolicyGradient:
     """One of the policy-gradient family."""
     options = {field.name for field in fields(Knobs)}
     overrides = translate(knobs)
@@ -79,14 +79,14 @@ def policy(name: str, **knobs: Any) -> PolicyGradient:
     return PolicyGradient(Knobs(**values), name)
 
 
-def _check_names(name: str, knobs: Mapping[str, Any], choices: Iterable[str]) -> None:
+def _check_names(name: str, knobs: Mapping[str, object], choices: Iterable[str]) -> None:
     options = list(choices)
     for knob in knobs:
         if knob not in options:
             raise BadConfiguration(f"{name} has no knob {knob!r}{_nearest(knob, options)}")
 
 
-def _value(knob: str, value: Any) -> Any:
+def _value(knob: str, value: object) -> Any:
     if knob.endswith("_norm"):
         return Norm.parse(value)
     if knob == "rejection":
@@ -99,7 +99,7 @@ def _value(knob: str, value: Any) -> Any:
     return _check_value(knob, value, default)
 
 
-def _check_value(knob: str, value: Any, default: Any) -> Any:
+def _check_value(knob: str, value: object, default: object) -> Any:
     match default:
         case bool():
             right = isinstance(value, bool)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -68,7 +68,7 @@ class Rejection:
             raise BadConfiguration(f"agg {self.agg} joins the tokens of a sample: set level = sequence, or leave it")
 
     @classmethod
-    def parse(cls, value: Any) -> Rejection | None:
+    def parse(cls, value: object) -> Rejection | None:
         """From a configuration: a table of the fields, or "none"."""
         match value:
             case None | "" | "none" | False:

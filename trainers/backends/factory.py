@@ -57,7 +57,7 @@ def make_backend(
 
 
 def _with_roles(
-    allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, Any]
+    allocation: Allocation, adam: Adam | None, offload: Sequence[str], options: Mapping[str, object]
 ) -> Backend:
     """`options` are for places of the actor's kind."""
     from millrace.trainers.backends.places import places_of

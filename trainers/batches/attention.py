@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +55,7 @@ def packed_attention(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **rest: Any,
+    **rest: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, T, D] -> [1, T, H, D]. Tokens see their own sample's past alone.
     paths: see `Packed`. softcap: bound of the scores. s_aux [H]: a sink for each head. BadConfiguration for what a
@@ -101,7 +100,7 @@ def counted() -> Iterator[list[str]]:
         _counters.remove(calls)
 
 
-def _refuse_more(module: torch.nn.Module, rest: Mapping[str, Any]) -> None:
+def _refuse_more(module: torch.nn.Module, rest: Mapping[str, object]) -> None:
     """BadConfiguration for arguments that would be left out."""
     names = sorted(name for name, value in rest.items() if value is not None and name not in HARMLESS)
     if names:

@@ -7,15 +7,15 @@ are finite where mask is 1. What breaks them is a `BadSample`, so that one bad r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
+from millrace.schemas.records import Trajectory
 from millrace.trainers.errors import BadSample
 
 
@@ -64,7 +64,7 @@ class Sample:
         return int(np.count_nonzero(self.mask))
 
 
-def samples_of(trajectory: Mapping[str, Any], seq: int) -> list[Sample]:
+def samples_of(trajectory: Trajectory, seq: int) -> list[Sample]:
     """The samples of a decoded `millrace.Trajectory` record; raises BadSample where it is impossible."""
     reward = trajectory["reward"]
     if reward is not None and not math.isfinite(reward):

@@ -14,7 +14,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from millrace.trainers.errors import BadData
 from millrace.trainers.offline.rows import DataRow
 from millrace.trainers.offline.text import Encoder, Marked, is_messages, is_tokens
 
-Make = Callable[[Mapping[str, Any], Encoder], list[Marked]]
+Make = Callable[[Mapping[str, object], Encoder], list[Marked]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def _reading(marked: Marked, vocabulary: int, longest: int) -> TokenSequence:
     return TokenSequence(tokens.astype(np.int32), mask)
 
 
-def demonstration(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+def demonstration(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
     """What to say."""
     if "tokens" in row:
         return [_exact(row)]
@@ -130,7 +129,7 @@ def demonstration(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
     raise BadData(f"no known shape: it has {_columns(row)}; wanted messages, prompt and completion, or tokens and mask")
 
 
-def pair(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+def pair(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
     """The better one of two replies, then the other."""
     if "chosen" not in row or "rejected" not in row:
         raise BadData(f"no known shape: it has {_columns(row)}; wanted prompt, chosen and rejected")
@@ -147,7 +146,7 @@ def pair(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
     return both
 
 
-def prompt(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
+def prompt(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
     """What to answer; nothing of it trains."""
     if "prompt" in row:
         tokens = encoder.prompt(row["prompt"], row.get("tools"))
@@ -165,7 +164,7 @@ def prompt(row: Mapping[str, Any], encoder: Encoder) -> list[Marked]:
     return [(tokens, [0] * len(tokens))]
 
 
-def _exact(row: Mapping[str, Any]) -> Marked:
+def _exact(row: Mapping[str, object]) -> Marked:
     tokens, mask = row["tokens"], row.get("mask")
     if not is_tokens(tokens) or not isinstance(mask, list) or not all(type(x) is int and x in (0, 1) for x in mask):
         raise BadData("tokens and mask must be lists of token ids and of 0 and 1")
@@ -182,12 +181,11 @@ def _trains(marked: Marked) -> Marked:
     return marked
 
 
-def _messages(value: Any) -> list[Mapping[str, Any]]:
+def _messages(value: object) -> list[Mapping[str, object]]:
     if not is_messages(value):
         raise BadData("messages must be a list of objects with role and content")
-    messages: list[Mapping[str, Any]] = value
-    return messages
+    return value
 
 
-def _columns(row: Mapping[str, Any]) -> str:
+def _columns(row: Mapping[str, object]) -> str:
     return ", ".join(sorted(row)) or "no column"

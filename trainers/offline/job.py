@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typing_extensions import Doc
 
@@ -39,7 +39,7 @@ class Job:
     teacher: Annotated[Path | None, Doc("model to learn from, of the same vocabulary")] = None
     on_policy: Annotated[bool, Doc("the student answers the prompts itself; replies are not read")] = False
     max_tokens: Annotated[int, Bounds(1), Doc("of a reply of the student")] = 256
-    knobs: Annotated[Mapping[str, Any], Doc("override a knob; may be repeated")] = field(default_factory=dict)
+    knobs: Annotated[Mapping[str, object], Doc("override a knob; may be repeated")] = field(default_factory=dict)
     steps: Annotated[int, Bounds(0), Doc("batches in all; 0: as many as the epochs have")] = 0
     epochs: Annotated[int, Bounds(1), Doc("times through the data")] = 1
     batch: Annotated[int, Bounds(1), Doc("rows of a batch")] = 32

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from millrace.schemas.json_values import Json, JsonObject
 from millrace.trainers.errors import BadData
 
 SAVED = ("state.json", "dataset_dict.json")
@@ -20,7 +20,7 @@ class DataRow:
     none."""
 
     where: str
-    content: Mapping[str, Any]
+    content: Mapping[str, Json]
     problem: str | None = None
 
 
@@ -84,5 +84,5 @@ def _saved(path: Path) -> Iterator[DataRow]:
         yield DataRow(f"{path}:{number}", _present(content))
 
 
-def _present(content: Mapping[str, Any]) -> dict[str, Any]:
+def _present(content: Mapping[str, Json]) -> JsonObject:
     return {name: value for name, value in content.items() if value is not None}

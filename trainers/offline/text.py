@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
@@ -42,7 +42,7 @@ class Encoder:
         """The text of a reply's tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def prompt(self, prompt: Any, tools: Any = None) -> list[int]:
+    def prompt(self, prompt: object, tools: object = None) -> list[int]:
         """Text, messages or tokens -> the tokens that a reply follows."""
         if is_tokens(prompt):
             return list(prompt)
@@ -52,7 +52,7 @@ class Encoder:
             return self._plain(self._render(prompt, tools, reply=True))
         raise BadData("a prompt is text, a list of messages with role and content, or a list of token ids")
 
-    def exchange(self, prompt: Any, reply: Any, tools: Any = None) -> Marked:
+    def exchange(self, prompt: object, reply: object, tools: object = None) -> Marked:
         """A prompt and the reply to it, of which the reply trains. A text reply to messages is the assistant's."""
         if is_messages(prompt) and isinstance(reply, str):
             reply = [{"role": "assistant", "content": reply}]
@@ -70,7 +70,7 @@ class Encoder:
             raise BadData("a reply is text, a list of messages with role and content, or a list of token ids")
         return before + after, [0] * len(before) + [1] * len(after)
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, first: int = 0) -> Marked:
+    def conversation(self, messages: Sequence[Mapping[str, object]], tools: object = None, first: int = 0) -> Marked:
         """Every assistant message from number `first` on trains."""
         tokens: list[int] = []
         mask: list[int] = []
@@ -99,7 +99,7 @@ class Encoder:
     def _plain(self, text: str, *, special: bool = False) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, *, reply: bool) -> str:
+    def _render(self, messages: Sequence[Mapping[str, object]], tools: object, *, reply: bool) -> str:
         if not self._tokenizer.chat_template:
             raise BadConfiguration(f"{self.directory} has no chat template: give rows as prompt and completion texts")
         try:
@@ -113,13 +113,13 @@ class Encoder:
             raise BadData(f"the chat template refuses it: {reason[:300]}{_nulls(messages)}") from error
 
 
-def _nulls(messages: Sequence[Mapping[str, Any]]) -> str:
+def _nulls(messages: Sequence[Mapping[str, object]]) -> str:
     """Which message has no content, for templates that join it to text."""
     empty = [str(index) for index, message in enumerate(messages) if message["content"] is None]
     return f"; the content of message {', '.join(empty[:5])} is null: write an empty text" if empty else ""
 
 
-def is_tokens(value: Any) -> bool:
+def is_tokens(value: object) -> TypeGuard[list[int]]:
     """Whether it is a list of token ids."""
     return (
         isinstance(value, list)
@@ -128,7 +128,7 @@ def is_tokens(value: Any) -> bool:
     )
 
 
-def is_messages(value: Any) -> bool:
+def is_messages(value: object) -> TypeGuard[list[Mapping[str, object]]]:
     """Whether it is a list of chat messages."""
     return (
         isinstance(value, list)

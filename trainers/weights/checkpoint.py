@@ -11,7 +11,7 @@
 
 Invariants: a directory appears under its name by one rename, after its files and its own entries are fsynced, so a name
 means whole content; the name holds the digest, so a leader that was replaced can never overwrite another's bytes; equal
-states give equal bytes. Any number of ranks can load it: tensors are full. With LoRA, state.tensors holds the adapter
+states give equal bytes. Ranks of any number can load it: tensors are full. With LoRA, state.tensors holds the adapter
 and its moments, and training.json names the directory of the frozen base, which must stay where it is.
 """
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from millrace.schemas import bounds
+from millrace.schemas.json_values import JsonObject
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights.damage import corrupt_if_unreadable
 from millrace.trainers.weights.tensorfile import SIZES, Bytes, Tensor, TensorFile, TensorSlot, slots
@@ -69,7 +70,7 @@ class Delta:
 def encode(base: Mapping[str, Tensor], target: TensorFile) -> bytes:
     """The delta that makes `target` of `base`. What `base` lacks, or has in another dtype or shape, is dense."""
     blocks: list[bytes] = []
-    table: dict[str, Any] = {}
+    table: JsonObject = {}
     at = 0
     for name, tensor in target.tensors.items():
         form, width, count, content = _encode(base.get(name), tensor)
@@ -110,7 +111,9 @@ def _table(rest: memoryview) -> Delta:
     return Delta(header, tensors, entries, rest[end:])
 
 
-def _entry(form: Any, width: Any, count: Any, blocks: Any, checksum: Any) -> TensorChanges:
+def _entry(
+    form: Any, width: object, count: object, blocks: Iterable[tuple[int, int]], checksum: object
+) -> TensorChanges:
     if form not in BLOCKS or type(width) is not int or type(count) is not int or not isinstance(checksum, str):
         raise ValueError("an entry of impossible kinds")
     return TensorChanges(form, width, count, [(int(begin), int(stop)) for begin, stop in blocks], checksum)
@@ -195,7 +198,7 @@ def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: TensorSlot) -> 
     return data
 
 
-def _unsigned(size: int) -> np.dtype[Any]:
+def _unsigned(size: int) -> np.dtype[np.unsignedinteger]:
     """The unsigned integers of `size` bytes: bits are compared, never numbers."""
     return np.dtype(f"<u{size}")
 

@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from millrace.dialects.rendering.base import ToolCall, Tools
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json
 
-Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+Schemas: TypeAlias = Mapping[str, Mapping[str, Json]]
 """of each tool that is offered, the schemas of its arguments by name"""
 CONSTANTS = {"True": True, "False": False, "None": None}
 """what templates that know no JSON write"""
@@ -125,7 +126,7 @@ class ArgumentsDraft:
 
 def schemas_of(tools: Tools) -> Schemas:
     """The schemas of what is offered; a tool in another shape has none."""
-    found: dict[str, Mapping[str, Any]] = {}
+    found: dict[str, Mapping[str, Json]] = {}
     for tool in tools or ():
         match tool.get("function"):
             case {"name": str(name), "parameters": {"properties": dict(properties)}}:
@@ -135,7 +136,7 @@ def schemas_of(tools: Tools) -> Schemas:
     return found
 
 
-def named(name: Any, arguments: str) -> ToolCall:
+def named(name: object, arguments: str) -> ToolCall:
     """A call as it is told. Raises ValueError for one without a name, or with one that is too long, or with text that
     is no Unicode."""
     if not isinstance(name, str) or not name or len(name.encode()) > bounds.NAME_BYTES:
@@ -144,14 +145,14 @@ def named(name: Any, arguments: str) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def call(name: Any, arguments: str) -> ToolCall:
+def call(name: object, arguments: str) -> ToolCall:
     """A call with `arguments`, JSON text of an object. Raises ValueError where they are none, and as `named`."""
     if not isinstance(json.loads(arguments, parse_constant=_refused), dict):
         raise ValueError("arguments are an object")
     return named(name, arguments)
 
 
-def written(arguments: Any) -> str:
+def written(arguments: object) -> str:
     """Arguments as JSON text; text that is JSON already stays. Raises ValueError for NaN."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
@@ -174,7 +175,7 @@ def json_calls(text: str) -> list[ToolCall]:
     return calls
 
 
-def typed(text: str, schema: Any) -> Any:
+def typed(text: str, schema: object) -> Json:
     """A value that the form writes without quotes, of the type that its schema asks for: text where it asks for text or
     where the value is no JSON."""
     kinds = _kinds(schema)
@@ -183,12 +184,13 @@ def typed(text: str, schema: Any) -> Any:
     if text in CONSTANTS:
         return CONSTANTS[text]
     try:
-        return json.loads(text, parse_constant=_refused)
+        found: Json = json.loads(text, parse_constant=_refused)
+        return found
     except ValueError:
         return text
 
 
-def _kinds(schema: Any) -> set[str]:
+def _kinds(schema: object) -> set[str]:
     """The types that a schema names, at its top."""
     if not isinstance(schema, Mapping):
         return set()
@@ -202,10 +204,10 @@ def _kinds(schema: Any) -> set[str]:
     return kinds
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _listed(value: object) -> Sequence[Json]:
     """A list of a schema, which is whatever a client sent."""
     return value if isinstance(value, list) else ()
 
 
-def _refused(constant: str) -> Any:
+def _refused(constant: str) -> Json:
     raise ValueError(f"{constant} is no JSON")

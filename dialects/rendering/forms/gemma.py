@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from millrace.dialects.rendering.base import ToolCall
 from millrace.dialects.rendering.forms.base import Form, Schemas, call, written
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 QUOTE = '<|"|>'
 HEAD = re.compile(r"\s*call:([^{}\s]+)")
@@ -28,9 +28,9 @@ def read(text: str, schemas: Schemas) -> list[ToolCall]:
     return [call(head.group(1), written(arguments))]
 
 
-def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+def _object(text: str, at: int, depth: int) -> tuple[JsonObject, int]:
     at = _skip(text, at, "{")
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     while not text.startswith("}", at):
         if found:
             at = _skip(text, at, ",")
@@ -42,9 +42,9 @@ def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     return found, at + 1
 
 
-def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+def _list(text: str, at: int, depth: int) -> tuple[list[Json], int]:
     at = _skip(text, at, "[")
-    found: list[Any] = []
+    found: list[Json] = []
     while not text.startswith("]", at):
         if found:
             at = _skip(text, at, ",")
@@ -53,7 +53,7 @@ def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
     return found, at + 1
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _value(text: str, at: int, depth: int) -> tuple[Json, int]:
     if depth > bounds.DEPTH:
         raise ValueError("arguments nest too deep")
     if text.startswith(QUOTE, at):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 from millrace.dialects.rendering.base import ToolCall
 from millrace.dialects.rendering.forms.base import ArgumentsDraft, Form, Schemas, named
@@ -30,7 +29,7 @@ def as_sampled(text: str) -> ToolCall | None:
     return named(draft.name, arguments) if draft.is_whole else None
 
 
-def arguments_of(text: str, arguments: Any) -> str:
+def arguments_of(text: str, arguments: object) -> str:
     """The arguments of a call as JSON text: exactly as sampled where they end its `text`, else written anew."""
     if isinstance(arguments, str):
         return arguments

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from millrace.dialects.rendering.base import ToolCall
 from millrace.dialects.rendering.forms.base import Form, Schemas, call, written
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json
 
 JSON_NAMES = {"true": True, "false": False, "null": None}
 LONGEST = bounds.SCHEMA_BYTES
@@ -52,7 +52,7 @@ def _call(node: ast.expr) -> ToolCall:
     return call(ast.unparse(node.func), written(arguments))
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> Json:
     match node:
         case ast.Name(id=name) if name in JSON_NAMES:
             return JSON_NAMES[name]

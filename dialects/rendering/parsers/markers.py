@@ -54,8 +54,7 @@ class Markers:
 
     @staticmethod
     def _id(tokenizer: ChatTokenizer, token: str | None) -> int | None:
-        found: int | None = None if token is None else tokenizer.convert_tokens_to_ids(token)
-        return found
+        return None if token is None else tokenizer.core.token_to_id(token)
 
 
 class MarkedParser(Parser):

@@ -75,6 +75,7 @@ class InprocessEngine(Engine):
         self._paused = False
         self._draining: list[Future[None]] = []
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+
         self._wake = threading.Condition()
         self._closing = False
         self._death: BaseException | None = None

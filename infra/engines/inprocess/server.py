@@ -196,7 +196,7 @@ async def _until_disconnect(request: Request, answer: Awaitable[Response]) -> Re
         leaving.cancel()
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     content = msgspec.json.encode(value) if isinstance(value, msgspec.Struct) else orjson.dumps(value)
     return Response(content, status_code=status, media_type="application/json")
 

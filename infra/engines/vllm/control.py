@@ -157,7 +157,7 @@ class VllmControl(HttpControl):
         self._identity = None
 
 
-def wrong_on_cpu(config: Mapping[str, Any]) -> str | None:
+def wrong_on_cpu(config: Mapping[str, object]) -> str | None:
     """What a model of this config.json does that vLLM on a CPU reloads wrongly, in silence; None where it does not."""
     if config.get("tie_word_embeddings"):
         return (

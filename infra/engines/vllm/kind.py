@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace.infra.engines.bearer import Key
 from millrace.infra.engines.kind import Device, EngineKind, Launch, LocalEngine
@@ -50,7 +50,7 @@ class VllmKind(EngineKind):
 
         return IDLE_GPU if self._on_cpu(device) and leaves_gpu_idle(device, "cpu") else None
 
-    def refusal(self, device: Device, config: Mapping[str, Any]) -> str | None:
+    def refusal(self, device: Device, config: Mapping[str, object]) -> str | None:
         from millrace.infra.engines.vllm.control import wrong_on_cpu
 
         return wrong_on_cpu(config) if self._on_cpu(device) else None

@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from millrace.infra.engines.kind import RECEIVER
+from millrace.schemas.json_values import JsonObject
 
 BACKEND = "gloo"
 
@@ -61,7 +62,7 @@ class WeightReceiver(WeightTransferEngine[TransferGroup, Announced]):
     def finish_weight_update(self) -> None:
         """Nothing: an update is whole when it was received."""
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: JsonObject) -> None:
         """Receive, check and load. Without the synchronization of an accelerator, which a CPU has not."""
         self.receive_weights(self.parse_update_info(update_info))
 

@@ -33,10 +33,10 @@ def stored_hash(value: bytes) -> bytes:
     """The hash that belongs into the entry stored as `value`, under the schema that wrote it (32 bytes)."""
     codec.decode_as("LedgerEntry", value)
     writer = by_fingerprint(value[2 : codec.HEAD])
-    entry = cast(dict[str, Any], schemaless_reader(io.BytesIO(value[codec.HEAD :]), writer.parsed, None))
+    entry = cast(dict[str, Any], schemaless_reader(io.BytesIO(value[codec.HEAD :]), writer.avro, None))
     out = io.BytesIO()
     out.write(value[: codec.HEAD])
-    schemaless_writer(out, writer.parsed, {**entry, "hash": b""})
+    schemaless_writer(out, writer.avro, {**entry, "hash": b""})
     return hashlib.sha256(entry["prev_hash"] + out.getvalue()).digest()
 
 

@@ -20,6 +20,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
 
@@ -71,7 +72,7 @@ class KafkaBus(Bus):
     def __init__(
         self,
         bootstrap: str,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         client_id: str = "",
         session_timeout_s: float = 6.0,
@@ -462,11 +463,11 @@ def _exists(error: KafkaError | None) -> bool:
     return error is None or error.code() == KafkaError.LEADER_NOT_AVAILABLE
 
 
-def _at_end(message: Any) -> bool:
-    return message.error() is not None and message.error().code() == KafkaError._PARTITION_EOF
+def _at_end(message: Message) -> bool:
+    return (error := message.error()) is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def _answers(reader: Consumer, size: int) -> Iterator[list[Any]]:
+def _answers(reader: Consumer, size: int) -> Iterator[list[Message]]:
     """What an assigned reader returns, as long as it returns something."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:

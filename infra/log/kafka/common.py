@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message
 
 from millrace.infra.errors import (
     AccessError,
@@ -102,7 +102,7 @@ def raise_ours(error: KafkaException, what: str) -> NoReturn:
     raise translated(error.args[0], what) from error
 
 
-def common(bootstrap: str, options: Mapping[str, Any], client_id: str) -> dict[str, Any]:
+def common(bootstrap: str, options: Mapping[str, object], client_id: str) -> dict[str, object]:
     """Configuration of every client. `options` are librdkafka's names (SASL, TLS ...) and win."""
 
     return {
@@ -126,7 +126,7 @@ STEADY = {"metadata.recovery.strategy": "none"}
 send_offsets_to_transaction then hangs without a timeout (librdkafka 2.16); their calls have time limits instead"""
 
 
-def reading(base: Mapping[str, Any]) -> dict[str, Any]:
+def reading(base: Mapping[str, object]) -> dict[str, object]:
     """Configuration of every reader: committed records only, and never a silent jump when records are gone."""
     return {
         "group.id": "millrace-readers",
@@ -139,7 +139,7 @@ def reading(base: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def writing(base: Mapping[str, Any]) -> dict[str, Any]:
+def writing(base: Mapping[str, object]) -> dict[str, object]:
     """Configuration of every writer."""
     return {
         "acks": "all",
@@ -196,7 +196,7 @@ def record_of(message: Any) -> Record:
     )
 
 
-def records_of(messages: list[Any], what: str) -> list[Record]:
+def records_of(messages: list[Message], what: str) -> list[Record]:
     """The records among what a consumer returned. Raises TopicError when the position is gone, AccessError when it may
     not be read, BusError when fatal.
 

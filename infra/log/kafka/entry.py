@@ -42,7 +42,7 @@ REPEAT_S = 60.0
 Client = TypeVar("Client")
 
 
-def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, Any]) -> Client:
+def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, object]) -> Client:
     """A client. Raises ConfigError for an option that the library does not know or cannot use."""
     try:
         return kind(config)
@@ -100,7 +100,7 @@ def greet(client: Any, told: ErrorListener, bootstrap: str, timeout_s: float) ->
         patience *= 2
 
 
-def contact(bootstrap: str, options: Mapping[str, Any], timeout_s: float) -> tuple[Any, Any]:
+def contact(bootstrap: str, options: Mapping[str, object], timeout_s: float) -> tuple[Any, Any]:
     """An administration client of its own and the metadata that it was given first. Raises as `made` and `greet`."""
     from confluent_kafka.admin import AdminClient
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
-from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from millrace.infra.errors import BusError, RefusedError, UnreachableError
 from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberTerms, MemberToken, Record, Tail
@@ -36,13 +35,13 @@ def parse_metadata(group: str, raw: bytes) -> MemberToken | None:
     return MemberToken(group, generation, member_id, raw)
 
 
-def take(consumer: Consumer, max_records: int, timeout_s: float) -> list[Any]:
+def take(consumer: Consumer, max_records: int, timeout_s: float) -> list[Message]:
     """Messages as soon as there is one: `consume` alone would wait for all of `max_records`."""
     first = consumer.consume(1, timeout_s)
     return first + consumer.consume(max_records - 1, 0) if first and max_records > 1 else first
 
 
-def listening(base: Mapping[str, Any], pulse: Pulse) -> dict[str, Any]:
+def listening(base: Mapping[str, object], pulse: Pulse) -> dict[str, object]:
     """Configuration of a reader whose life is looked after."""
     return {**reading(base), "statistics.interval.ms": REPORT_MS, "stats_cb": pulse.reported}
 
@@ -52,7 +51,7 @@ class KafkaMember(Member):
 
     def __init__(
         self,
-        base: Mapping[str, Any],
+        base: Mapping[str, object],
         watcher: ClientWatcher,
         group: str,
         topic: str,
@@ -197,7 +196,7 @@ class KafkaTail(Tail):
     """A consumer that is assigned what it follows. One that fell silent is replaced by another at its positions."""
 
     def __init__(
-        self, base: Mapping[str, Any], watcher: ClientWatcher, positions: Mapping[tuple[str, int], int]
+        self, base: Mapping[str, object], watcher: ClientWatcher, positions: Mapping[tuple[str, int], int]
     ) -> None:
         self._base, self._watcher = base, watcher
         self._pulse = Pulse(f"the reader of {sorted(positions)}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from millrace.infra import faults
@@ -61,12 +61,14 @@ def _retrying(seconds: float) -> Retrying:
     )
 
 
-def _hand_over(producer: Producer, known: set[str], out: Outgoing, on_delivery: Any) -> None:
+def _hand_over(
+    producer: Producer, known: set[str], out: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
+) -> None:
     """Give a record to the client, waiting while its queue is full. `known` are topics that it has met."""
     if out.topic not in known:
         know_topic(producer, out.topic)
         known.add(out.topic)
-    headers: list[Any] = list(out.headers.items())
+    headers: list[tuple[str, str | bytes | None]] = list(out.headers.items())
     partition = -1 if out.partition is None else out.partition
     while True:
         try:
@@ -85,7 +87,7 @@ class KafkaPublisher(Publisher):
 
     One that fell silent fails what it holds; without `gapless` another takes its place."""
 
-    def __init__(self, base: Mapping[str, Any], watcher: ClientWatcher, *, gapless: bool) -> None:
+    def __init__(self, base: Mapping[str, object], watcher: ClientWatcher, *, gapless: bool) -> None:
         self._config = {**writing(base), "linger.ms": 1, **(GAPLESS if gapless else {})}
         self._watcher = watcher
         self._gapless = gapless
@@ -130,7 +132,7 @@ class KafkaPublisher(Publisher):
     def publish(self, out: Outgoing) -> Future[Place]:
         future: Future[Place] = Future()
 
-        def answered(error: KafkaError | None, message: Any) -> None:
+        def answered(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 future.set_result(_place(message))
             else:
@@ -183,7 +185,7 @@ class KafkaTransactor(Transactor):
     """One producer of one transactional id. The id is fenced when the constructor returns."""
 
     def __init__(
-        self, base: Mapping[str, Any], watcher: ClientWatcher, transactional_id: str, trail: Trail | None
+        self, base: Mapping[str, object], watcher: ClientWatcher, transactional_id: str, trail: Trail | None
     ) -> None:
         """`trail` is None where the ends of transactions cannot be asked for."""
         self._watcher = watcher
@@ -235,7 +237,7 @@ class KafkaTransactor(Transactor):
     def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
         sent = Sent()
 
-        def answered(error: KafkaError | None, message: Any) -> None:
+        def answered(error: KafkaError | None, message: Message) -> None:
             self._answered(error, message)
             if error is None:
                 sent.fill(_place(message))

@@ -18,6 +18,7 @@ from millrace.dialects.rendering.base import Parser, ReplyDelta
 from millrace.infra.engines.base import ABORT, Chunk, LabelSpan, Sampling
 from millrace.infra.process.offload import SLICE
 from millrace.producers.gateway.marks import minted_call
+from millrace.schemas.json_values import JsonObject
 
 
 def slices(chunk: Chunk) -> Sequence[Chunk]:
@@ -55,7 +56,7 @@ class Choice:
     parser: Parser
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    tops: list[Any] = field(default_factory=list)
+    tops: list[Sequence[tuple[int, float]]] = field(default_factory=list)
     spans: tuple[LabelSpan, ...] = ()
     finish: str | None = None
     stop: str | int | None = None
@@ -127,10 +128,10 @@ class Choice:
             return "tool_calls"
         return self.finish or ABORT
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> JsonObject:
         """The assistant message."""
         reply = self.parser.reply
-        out: dict[str, Any] = {"role": "assistant", "content": reply.content if self.calls else reply.content or ""}
+        out: JsonObject = {"role": "assistant", "content": reply.content if self.calls else reply.content or ""}
         if reply.reasoning:
             out["reasoning_content"] = reply.reasoning
         if self.calls:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from millrace.dialects.conversation import Ask, Forced, unsupported
 from millrace.dialects.errors import bad_request
 from millrace.dialects.rendering.base import FormMarks
 from millrace.infra.engines.base import Grammar
 from millrace.schemas import bounds
+from millrace.schemas.json_values import Json, JsonObject
 
 NO_CALLS = "calls are held to a shape in Hermes form alone, which this model does not write"
-ANY: dict[str, Any] = {"type": "object"}
+ANY: JsonObject = {"type": "object"}
 """the schema of any JSON object"""
 
 
@@ -55,15 +55,15 @@ def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
         thoughts = _thoughts(marks)
         if calls is None and not thoughts:
             return Grammar("json", _bounded(schema, param))
-        answer = {"type": "json_schema", "json_schema": schema}
+        answer: JsonObject = {"type": "json_schema", "json_schema": schema}
         formats = [*thoughts, answer if calls is None else {"type": "or", "elements": [calls, answer]}]
     form = formats[0] if len(formats) == 1 else {"type": "sequence", "elements": formats}
     return Grammar("structural_tag", _bounded({"type": "structural_tag", "format": form}, param))
 
 
-def _offered(ask: Ask) -> dict[str, Any]:
+def _offered(ask: Ask) -> JsonObject:
     """Schemas of the arguments of tools by name. Raises ApiError 400 for a tool that has no name, or no schema."""
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for at, tool in enumerate(ask.tools or ()):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -74,7 +74,7 @@ def _offered(ask: Ask) -> dict[str, Any]:
     return found
 
 
-def _calls(marks: FormMarks, offered: Mapping[str, Any], *, several: bool) -> dict[str, Any] | None:
+def _calls(marks: FormMarks, offered: Mapping[str, Json], *, several: bool) -> JsonObject | None:
     if marks.call is None or marks.call_end is None:
         return None
     tags = [_call(marks.call, name, schema, marks.call_end) for name, schema in offered.items()]
@@ -87,7 +87,7 @@ def _calls(marks: FormMarks, offered: Mapping[str, Any], *, several: bool) -> di
     }
 
 
-def _call(begin: int, name: str, schema: Any, end: int) -> dict[str, Any]:
+def _call(begin: int, name: str, schema: Json, end: int) -> JsonObject:
     """One call in Hermes form."""
     opening = f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
     inner = [_const(opening), {"type": "json_schema", "json_schema": schema}, _const("}\n")]
@@ -99,34 +99,37 @@ def _call(begin: int, name: str, schema: Any, end: int) -> dict[str, Any]:
     }
 
 
-def _thoughts(marks: FormMarks) -> list[dict[str, Any]]:
+def _thoughts(marks: FormMarks) -> list[JsonObject]:
     """What may, or where the prompt opened them must, come before the reply itself."""
     if marks.think is None or marks.think_end is None or marks.thoughts == "closed":
         return []
-    inner = {"type": "any_tokens", "exclude_tokens": sorted({marks.think, marks.think_end, *marks.stop_ids})}
-    rest = [inner, _token(marks.think_end), {"type": "regex", "pattern": "\\n{0,2}"}]
+    inner: JsonObject = {
+        "type": "any_tokens",
+        "exclude_tokens": sorted({marks.think, marks.think_end, *marks.stop_ids}),
+    }
+    rest: list[JsonObject] = [inner, _token(marks.think_end), {"type": "regex", "pattern": "\\n{0,2}"}]
     if marks.thoughts == "open":
         return rest
-    whole = {"type": "sequence", "elements": [_token(marks.think), *rest]}
+    whole: JsonObject = {"type": "sequence", "elements": [_token(marks.think), *rest]}
     return [{"type": "optional", "content": whole}]
 
 
-def _const(text: str) -> dict[str, Any]:
+def _const(text: str) -> JsonObject:
     return {"type": "const_string", "value": text}
 
 
-def _token(id: int) -> dict[str, Any]:
+def _token(id: int) -> JsonObject:
     return {"type": "token", "token": id}
 
 
-def _bounded(value: Any, param: str) -> str:
+def _bounded(value: object, param: str) -> str:
     text = json.dumps(value)
     if len(text) > bounds.SCHEMA_BYTES:
         raise bad_request(f"{param}: schemas of {len(text)} bytes are more than {bounds.SCHEMA_BYTES}", param=param)
     return text
 
 
-def _check_patterns(schemas: Iterable[Any], param: str) -> None:
+def _check_patterns(schemas: Iterable[Json], param: str) -> None:
     patterns = [pattern for schema in schemas for pattern in _patterns(schema)]
     if len(patterns) > bounds.PATTERNS:
         raise bad_request(f"{param}: {len(patterns)} patterns are more than {bounds.PATTERNS}", param=param)
@@ -134,7 +137,7 @@ def _check_patterns(schemas: Iterable[Any], param: str) -> None:
         raise bad_request(f"{param}: a pattern has at most {bounds.PATTERN_BYTES} bytes", param=param)
 
 
-def _patterns(value: Any) -> Iterator[str]:
+def _patterns(value: object) -> Iterator[str]:
     """The regular expressions of schemas, wherever they stand."""
     match value:
         case dict():

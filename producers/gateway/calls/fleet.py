@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from millrace.infra.engines.base import Engine
 from millrace.infra.errors import EngineUnavailable
 from millrace.producers.gateway.calls.models import away
 from millrace.schemas.ids import now_micros
+from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Fleet:
         self.targets = {url: EngineTarget(url, make(url), static=True) for url in urls}
         self._changed = asyncio.Event()
 
-    def observe(self, status: Mapping[str, Any]) -> None:
+    def observe(self, status: WorkerStatus) -> None:
         """A WorkerStatus of the workers topic."""
         url = (status["url"] or "").rstrip("/")
         if status["role"] != "engine" or not url or status["policy"] not in (None, self.policy):

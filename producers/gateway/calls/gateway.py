@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from millrace.dialects.errors import ApiError, not_held
 from millrace.dialects.rendering.base import Message, Renderer
@@ -26,6 +25,7 @@ from millrace.producers.gateway.sessions.responses import ResponseRecall, named,
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.schemas.ids import now_micros
+from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Gateway:
             caller.check_speaks_in(session)
         return session
 
-    def recall(self, caller: Caller, headers: Mapping[str, str], users: Sequence[Any] = ()) -> Recall:
+    def recall(self, caller: Caller, headers: Mapping[str, str], users: Sequence[Json] = ()) -> Recall:
         """The stored responses that a call may name, which says this of its end user. Raises ApiError 403."""
         said, session = hints(headers, *users), caller.session
         if session is None and said.name:

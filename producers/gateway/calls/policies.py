@@ -5,11 +5,11 @@ one stands is remembered, so an engine is gone when its newest status says so or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from millrace.dialects.errors import ApiError
 from millrace.producers.gateway.calls.served_policy import Awaited, Served
+from millrace.schemas.records import WorkerStatus
 
 SERVED = "served"
 
@@ -53,7 +53,7 @@ class Policies:
                 out[policy] = "no engine" if served.fleet.away else SERVED
         return out
 
-    def observe(self, status: Mapping[str, Any]) -> None:
+    def observe(self, status: WorkerStatus) -> None:
         """A WorkerStatus of the workers topic: of one policy's engines, or of the own policy's where it names none."""
         known: list[Served | Awaited] = [*self.served.values(), *self.awaited.values()]
         for one in known:

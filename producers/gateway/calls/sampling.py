@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from millrace.dialects.conversation import Ask
@@ -12,7 +13,7 @@ from millrace.schemas import bounds
 from millrace.schemas.records import Sampling as SamplingRecord
 
 
-def to_sampling(ask: Ask, defaults: dict[str, Any], room: int, grammar: Grammar | None = None) -> Sampling:
+def to_sampling(ask: Ask, defaults: Mapping[str, Any], room: int, grammar: Grammar | None = None) -> Sampling:
     """How to sample; a session's `defaults` fill what the request leaves open, `room` is what the context has left; the
     reply is held to `grammar`.
 

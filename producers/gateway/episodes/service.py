@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 import orjson
@@ -360,7 +360,7 @@ def _joined(session: GatewaySession, call: ToolCallIn, at: int) -> tuple[dict[st
     return {"join": found.join, "asked_id": asked, "response_id": call.response_id or found.response}, found.ask
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """JSON text of what a client sent."""
     try:
         return orjson.dumps(value).decode()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -40,7 +39,7 @@ async def body_of(visit: Visit, request: Request) -> bytes:
     return body if name is None else await aside(len(body), azure_path.deployed, body, name)
 
 
-def json_of(content: Any) -> Response:
+def json_of(content: object) -> Response:
     """A response of JSON."""
     return Response(orjson.dumps(content), media_type=JSON)
 

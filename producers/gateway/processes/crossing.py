@@ -49,6 +49,7 @@ from millrace.producers.gateway.processes.owner import ProcessLayout, ProcessWay
 from millrace.producers.gateway.sessions.ownership import HELD, PATH
 from millrace.producers.gateway.sessions.sessions import KEY_PREFIX
 from millrace.producers.gateway.spending import Standing
+from millrace.schemas.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +326,7 @@ class _Passage:
 
     async def gathered(self, places: list[int]) -> None:
         """Ask all of these for their sessions, and answer with those of all. Raises ApiError."""
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, JsonObject] = {}
         try:
             for index in places:
                 status, said = await self._listed(index)

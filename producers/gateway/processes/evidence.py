@@ -26,6 +26,7 @@ from millrace.producers.gateway.http.callers import key_of
 from millrace.producers.gateway.processes.owner import Evidence
 from millrace.producers.gateway.sessions.ownership import hints
 from millrace.producers.gateway.sessions.sessions import KEY_PREFIX
+from millrace.schemas.json_values import Json
 
 Reads: TypeAlias = Dialect | Literal["start", "feedback"] | None
 """which body says whose a request is, None: there is nothing more to read"""
@@ -136,7 +137,7 @@ def head_of(dialect: Dialect, body: bytes) -> bytes | None:
     return digest.digest()
 
 
-def _before_reply(messages: msgspec.Raw) -> Any:
+def _before_reply(messages: msgspec.Raw) -> Json:
     if bytes(messages).lstrip()[:1] != b"[":
         return messages
     out = []

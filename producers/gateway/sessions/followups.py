@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey
 from millrace.schemas import bounds
@@ -37,7 +37,7 @@ class Weak(NamedTuple):
     confidence: float
 
 
-def weigh(messages: Sequence[Mapping[str, Any]]) -> Weak | None:
+def weigh(messages: Sequence[Mapping[str, object]]) -> Weak | None:
     """What the last message says of the reply before it, None where it says nothing.
 
     messages: of a conversation, each with `role` and `content`; the last is the user's and follows a reply."""
@@ -54,7 +54,9 @@ def weigh(messages: Sequence[Mapping[str, Any]]) -> Weak | None:
     return None
 
 
-def followup(session: GatewaySession, messages: Sequence[Mapping[str, Any]], digests: Sequence[bytes]) -> Reward | None:
+def followup(
+    session: GatewaySession, messages: Sequence[Mapping[str, object]], digests: Sequence[bytes]
+) -> Reward | None:
     """The reward that the last message of a call is to the newest reply of its session, None where it says nothing,
     follows another reply, or was recorded before.
 
@@ -97,7 +99,7 @@ def _full(session: GatewaySession) -> bool:
     return sum(key.source not in awaits for key in session.rewards) >= bounds.REWARDS
 
 
-def _text(message: Mapping[str, Any]) -> str | None:
+def _text(message: Mapping[str, object]) -> str | None:
     """The words of a message, in lower case; None where there are none, or too many."""
     content = message.get("content")
     if not isinstance(content, str) or len(content) > LONGEST:

@@ -17,6 +17,7 @@ from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.producers.gateway.sessions.tool_asks import Asks
 from millrace.schemas.chain import START
 from millrace.schemas.ids import now_micros
+from millrace.schemas.json_values import JsonObject
 from millrace.schemas.records import EpisodeStarted, Event, Split
 
 
@@ -41,7 +42,7 @@ class GatewaySession:
     start: EpisodeStarted
     parent: str | None = None
     spawn_call: str | None = None
-    defaults: dict[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     step: int = 0
     link: bytes = START
     whole: bool = True
@@ -175,9 +176,9 @@ def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> Gat
     )
 
 
-def to_reply(message: Mapping[str, Any]) -> Message:
+def to_reply(message: Message) -> Message:
     """The assistant message of a response as the lineages keep it."""
-    out: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    out: JsonObject = {"role": "assistant", "content": message.get("content") or ""}
     if message.get("tool_calls"):
         out["tool_calls"] = message["tool_calls"]
     if message.get("reasoning_content"):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.dialects import match_keys
+from millrace.dialects.rendering.base import Message
 from millrace.schemas.records import ToolJoin
 
 SLACK_US = 1_000_000
@@ -73,7 +74,7 @@ class Asks:
     def __init__(self) -> None:
         self.waiting: list[ToolAsk] = []
 
-    def called(self, messages: Sequence[Mapping[str, Any]], at: int, supersedes: str | None = None) -> None:
+    def called(self, messages: Sequence[Mapping[str, object]], at: int, supersedes: str | None = None) -> None:
         """The model was called with these messages: results that they echo are settled, and what a superseded reply
         asked never reached its client."""
         self.waiting = [
@@ -87,7 +88,7 @@ class Asks:
                 if ask.until is None and ask.id and ask.id in echoed:
                     ask.until = at
 
-    def replied(self, response: str, reply: Mapping[str, Any], at: int) -> None:
+    def replied(self, response: str, reply: Message, at: int) -> None:
         """The model asked for the tool calls of a reply."""
         for call in reply.get("tool_calls") or ():
             said = call["function"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -168,7 +168,7 @@ class UpstreamRoutes:
         rule: RouteRule,
         api: str,
         path: str,
-        users: Sequence[Any] = (),
+        users: Sequence[object] = (),
         broken: list[int] | None = None,
     ) -> UpstreamReply:
         """The upstream's answer to a request that is not captured; its session is not silent meanwhile. `broken` gets

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from millrace.schemas.json_values import JsonObject
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Adam, StepResult
 from millrace.trainers.backends.deepspeed.shards import WEIGHT, Shards
@@ -54,9 +55,9 @@ class Zero:
         if self.bf16 and self.stage < 2:
             raise BadConfiguration(f"bf16 needs ZeRO 2 or 3, not {self.stage}: below, DeepSpeed sums gradients in bf16")
 
-    def settings(self, clip: float) -> dict[str, Any]:
+    def settings(self, clip: float) -> JsonObject:
         """As DeepSpeed's configuration has it."""
-        zero: dict[str, Any] = {
+        zero: JsonObject = {
             "stage": self.stage,
             "reduce_bucket_size": self.bucket,
             "allgather_bucket_size": self.bucket,
@@ -69,7 +70,7 @@ class Zero:
             zero["memory_efficient_linear"] = False
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        config: dict[str, Any] = {
+        config: JsonObject = {
             "train_micro_batch_size_per_gpu": 1,  # ours are packed; DeepSpeed only counts samples with it
             "gradient_accumulation_steps": 1,  # we say where a minibatch ends
             "gradient_clipping": 0.0 if self.stage == 0 else clip,
@@ -100,7 +101,7 @@ class _WholeModel(torch.nn.Module):
         model: torch.nn.Module = self._run[0].module
         return model
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, **inputs: object) -> object:
         return self._run[0](**inputs)
 
 

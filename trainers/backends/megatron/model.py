@@ -38,7 +38,7 @@ from millrace.trainers.batches.packing import SampleRun
 class SplitNorm(torch.nn.RMSNorm):
     """RMSNorm whose gradient Megatron sums over the ranks that split a sequence."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: object) -> None:
         super().__init__(hidden_size, eps)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
@@ -46,12 +46,12 @@ class SplitNorm(torch.nn.RMSNorm):
 class PackedAttention(torch.nn.Module):
     """Megatron's core attention for packed rows."""
 
-    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
         super().__init__()
         self.scale = config.kv_channels**-0.5
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor, **_: object
     ) -> torch.Tensor:
         """query [T/c, 1, H, D], key and value [T/c, 1, KV, D] -> [T/c, 1, H D]."""
         if attention_mask.dtype is torch.bool:
@@ -79,11 +79,11 @@ class PackedRotary(torch.nn.Module):
         self.frequencies = (1.0 / theta**exponents).to(device)
         self.positions = torch.zeros(0)
 
-    def get_rotary_seq_len(self, *_: Any) -> int:
+    def get_rotary_seq_len(self, *_: object) -> int:
         """Megatron asks; positions answer."""
         return 0
 
-    def forward(self, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(self, *_: object, **__: object) -> torch.Tensor:
         """float32[T/c, 1, 1, head]."""
         angles = torch.outer(self.positions.float(), self.frequencies)
         return torch.cat((angles, angles), -1)[:, None, None]
@@ -96,7 +96,7 @@ class ScalarHead(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, hidden))
 
-    def forward(self, hidden: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
         """[T, 1, H] -> [T, 1, 1]."""
         return F.linear(hidden, self.weight), None
 
@@ -143,7 +143,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
         self.rotary_pos_emb.positions = positions
         self.rows = rows
 
-    def _postprocess(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+    def _postprocess(self, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
         """Hidden states [T/c/t, 1, H] for the next stage; of the last one, the asked rows [m, H] or values [T/c]."""
         if not self.post_process:
             return hidden_states

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from megatron.core.distributed import (
@@ -121,12 +120,12 @@ class MegatronTrainee:
             fed.batch, output, self.model.logits, limit, fed.counts, group, self.arch.vocabulary, taught
         )
 
-    def _flow(self, micros: Sequence[Packed], end: Callable[..., Any], *, forward_only: bool) -> None:
+    def _flow(self, micros: Sequence[Packed], end: Callable[..., object], *, forward_only: bool) -> None:
         """Megatron's schedule over `micros`; `end(fed, output)` closes each on the last stage."""
         place, groups = self._place, self._place.groups
         feeds = [feed(micro.to(place.device), groups.layout, groups.part) for micro in micros]
 
-        def forward(source: Iterator[Feed], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
+        def forward(source: Iterator[Feed], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., object]]:
             fed = next(source)
             with place.clock.phase("forward"):
                 self.model.prepare(fed.positions[0], fed.rows)
@@ -143,7 +142,7 @@ class MegatronTrainee:
             forward_only=forward_only,
         )
 
-    def _close(self, end: Callable[..., Any], fed: Feed, output: torch.Tensor) -> Any:
+    def _close(self, end: Callable[..., object], fed: Feed, output: torch.Tensor) -> object:
         with self._place.clock.phase("forward"):
             return end(fed, output)
 

@@ -94,7 +94,7 @@ def is_scalar(settings: Mapping[str, Any]) -> bool:
     return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
 
 
-def read_config(settings: Mapping[str, Any]) -> PretrainedConfig:
+def read_config(settings: Mapping[str, object]) -> PretrainedConfig:
     """The configuration that a config.json describes. CheckpointError where `transformers` knows no such model."""
     kind = settings.get("model_type")
     rest = {name: value for name, value in settings.items() if name != "model_type"}
@@ -107,7 +107,7 @@ def read_config(settings: Mapping[str, Any]) -> PretrainedConfig:
     return config
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> Any:
     """With the numbers that transformers writes as {"__float__": "Infinity"}, since JSON has none."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
@@ -157,7 +157,7 @@ def with_scalar_head(state: State) -> State:
     return State(weights, assets, seed=state.seed)
 
 
-def random_state(settings: Mapping[str, Any], seed: int = 0) -> State:
+def random_state(settings: Mapping[str, object], seed: int = 0) -> State:
     """A state with random weights of the model that the settings of a config.json describe, without a tokenizer."""
     torch.manual_seed(seed)
     model = _causal(read_config(settings))

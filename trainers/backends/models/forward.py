@@ -41,8 +41,8 @@ class ForwardPass:
     extra: Mapping[str, Any] = field(default_factory=dict)
     logits: int = LOGITS
     """how many exist at once"""
-    fed: Mapping[str, Any] = field(default_factory=dict)
-    teacher_fed: Mapping[str, Any] = field(default_factory=dict)
+    fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    teacher_fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""

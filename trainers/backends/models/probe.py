@@ -19,10 +19,10 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedModel
 
 from millrace.trainers.backends.models import rows
@@ -166,7 +166,7 @@ def configurations(model: torch.nn.Module) -> list[PretrainedConfig]:
 @contextmanager
 def narrowed(model: torch.nn.Module) -> Iterator[None]:
     """Inside, windows of attention are at most `WINDOW` tokens wide."""
-    changed: list[tuple[Any, str, int]] = []
+    changed: list[tuple[object, str, int]] = []
     for owner in [*configurations(model), *model.modules()]:
         for name in WINDOWS:
             width = vars(owner).get(name)
@@ -191,7 +191,7 @@ class _Case(torch.nn.Module):
     def behind(self) -> PreTrainedModel:
         return self._model[0]
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, **inputs: object) -> object:
         return torch.func.functional_call(self._model[0], self._weights, (), inputs, tie_weights=True)
 
 
@@ -240,7 +240,7 @@ def _batch(vocabulary: int, seed: int) -> Packed:
     return pack([_sample(draw.integers(vocabulary, size=length), index) for index, length in enumerate(LENGTHS)])
 
 
-def _sample(tokens: np.ndarray[Any, Any], index: int) -> Sample:
+def _sample(tokens: NDArray[np.integer], index: int) -> Sample:
     size = len(tokens)
     return Sample(
         tokens=tokens.astype(np.int32),

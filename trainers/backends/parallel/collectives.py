@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,31 +28,40 @@ class Team:
     clock: Clock
 
 
+class _Kept(Protocol):
+    """What a function remembers for its gradient: each sets some of these."""
+
+    team: Team
+    dim: int
+    sent: list[int]
+    came: list[int]
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, piece: torch.Tensor, team: Team) -> torch.Tensor:
+    def forward(ctx: _Kept, piece: torch.Tensor, team: Team) -> torch.Tensor:
         ctx.team = team
         return _all_gather(piece, team)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _reduce_scatter(gradients[0], ctx.team), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, team: Team) -> torch.Tensor:
+    def forward(ctx: _Kept, partial: torch.Tensor, team: Team) -> torch.Tensor:
         ctx.team = team
         return _reduce_scatter(partial, team)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _all_gather(gradients[0], ctx.team), None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, piece: torch.Tensor, dim: int, team: Team) -> torch.Tensor:
+    def forward(ctx: _Kept, piece: torch.Tensor, dim: int, team: Team) -> torch.Tensor:
         ctx.team, ctx.dim = team, dim
         pieces = [torch.empty_like(piece, memory_format=torch.contiguous_format) for _ in range(team.size)]
         if piece.numel() > 0:
@@ -61,19 +70,19 @@ class _Join(torch.autograd.Function):
         return torch.cat(pieces, dim)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         piece = gradients[0].chunk(ctx.team.size, ctx.dim)[ctx.team.rank]
         return piece.contiguous(), None, None
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, sent: list[int], came: list[int], team: Team) -> torch.Tensor:
+    def forward(ctx: _Kept, rows: torch.Tensor, sent: list[int], came: list[int], team: Team) -> torch.Tensor:
         ctx.sent, ctx.came, ctx.team = sent, came, team
         return _all_to_all(rows, sent, came, team)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _all_to_all(gradients[0], ctx.came, ctx.sent, ctx.team), None, None, None
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -66,16 +66,23 @@ def spread(model: PreTrainedModel, size: int, tensor: int = 1) -> None:
             set_attention(config, NAME)
 
 
+class _Kept(Protocol):
+    """What a function remembers for its gradient: each sets one of these."""
+
+    context: Context
+    span: tuple[int, int]
+
+
 class _Exchange(torch.autograd.Function):
     """x [c, ...] -> [c, ...]: entry j goes to rank j, entry i comes from rank i. Its own transpose."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def forward(ctx: _Kept, x: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
         return _all_to_all(x, context)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _all_to_all(gradients[0], ctx.context), None
 
 
@@ -95,7 +102,7 @@ class _Join(torch.autograd.Function):
     so each takes the gradient of its own part and nothing is summed."""
 
     @staticmethod
-    def forward(ctx: Any, mine: torch.Tensor, counts: tuple[int, ...], context: Context) -> torch.Tensor:
+    def forward(ctx: _Kept, mine: torch.Tensor, counts: tuple[int, ...], context: Context) -> torch.Tensor:
         ctx.span = spans(counts, context.rank)
         widest = max(counts)
         if widest == 0:
@@ -108,7 +115,7 @@ class _Join(torch.autograd.Function):
         return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         lo, hi = ctx.span
         return gradients[0][lo:hi], None, None
 
