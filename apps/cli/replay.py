@@ -7,17 +7,95 @@ from typing import Annotated
 
 import typer
 
-from millrace.apps.cli import replay_branch, replay_rebuild, replay_reward
-from millrace.apps.cli.context import call, entry
+from millrace.apps.cli import replay_branch
+from millrace.apps.cli.context import call, complain, console, entry
+from millrace.apps.cli.selecting import Select, WhatIsLeft, query
 from millrace.infra.errors import ConfigError
+
+Many = list[str] | None
 
 replay = typer.Typer(
     no_args_is_help=True,
     help="Run history again: prove how versions came to be, train from it, judge it anew, make topics again.",
 )
 replay.command("branch")(replay_branch.branch)
-replay.command("reward")(replay_reward.reward)
-replay.command("rebuild")(replay_rebuild.rebuild)
+
+
+@replay.command("reward")
+def reward(
+    context: typer.Context,
+    verifier: Annotated[str, typer.Option(help="exact, math, judge, tests, or module:function")],
+    rubric: Annotated[str, typer.Option(help="version of the rubric that it judges by")],
+    name: Annotated[
+        str, typer.Option(help="of this replay; one that was killed goes on under its name; default: the rubric")
+    ] = "",
+    source: Annotated[str, typer.Option(help="name under which its rewards are recorded")] = "replay",
+    select: Select = "",
+    version: Annotated[str, typer.Option(metavar="A..B", help="only with tokens sampled by these versions")] = "",
+    task: Annotated[Many, typer.Option(help="only this task; may be repeated")] = None,
+    tenant: Annotated[Many, typer.Option(help="only of this tenant; may be repeated")] = None,
+    split: Annotated[str, typer.Option(help="train, evaluation or all")] = "train",
+    bound: Annotated[
+        Many, typer.Option("--reward", metavar="BOUND", help="only sealed with such a reward, as '>=0.5'")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="processes that verify")] = 1,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="a verdict that takes longer is a labelled failure")] = 10,
+    what_is_left: WhatIsLeft = False,
+) -> None:
+    """Judge sealed trajectories again, and write the rewards beside the live ones.
+
+    Nothing that was sealed changes: the new rewards name this replay, and SQL or a branch may choose them. Each
+    trajectory is judged once by a replay, however often the command is run.
+
+    --select takes SQL over the views; evaluation traffic and content that may not train are then left out, whatever it
+    gives.
+
+    Example: millrace replay reward --verifier my_rewards:strict --rubric v2
+    """
+    settings = call(context).settings()
+    rule = entry("millrace.formats.exports.select:from_flags")
+    wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
+    asked = entry("millrace.consumers.replay.rejudge:RejudgeRequest")(
+        name=name or rubric,
+        verifier=verifier,
+        rubric=rubric,
+        source=source,
+        workers=workers,
+        timeout_s=timeout_s,
+        what_is_left=what_is_left,
+    )
+    with complain.status("reading the log") as status:
+        found = entry("millrace.consumers.replay.rejudge:run")(
+            settings, asked, wanted, lambda done, of: status.update(f"{done:,} of {of:,} judged"), query(select)
+        )
+    for line in entry("millrace.consumers.replay.rejudge:lines")(found):
+        console.print(line, highlight=False, soft_wrap=True)
+    if found.verdicts:
+        console.print("refine admits them to events while it runs", highlight=False)
+
+
+@replay.command("rebuild")
+def rebuild(
+    context: typer.Context,
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TOPIC]...",
+            help="events, trajectories, evaluations, completions, grants, resolutions or dead-letters; all without one",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="write the rebuilt topics there, as segments of an archive", file_okay=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs; lists the differences")] = False,
+) -> None:
+    """Make topics that stages wrote again from what the stages read, and compare them record by record.
+
+    It reads topics and archive, joins no group and writes nothing to the log. Exit code 1 when a record differs, is
+    missing or additional, or cannot be compared."""
+    run = entry("millrace.consumers.replay.rebuild.command:run")
+    raise typer.Exit(run(call(context).settings(), topics or [], out, as_json=as_json))
 
 
 @replay.command("prove")

@@ -19,13 +19,12 @@ from collections import Counter
 from pathlib import Path
 
 from millrace.consumers.warehouse.ingest.ingest import Ingest
-from millrace.consumers.warehouse.store.digests import Digests, differing, digests
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.history import History
 from tests.support.history_log import NS
-from tests.support.warehouse import BEYOND, first, forked, opened
+from tests.support.warehouse import BEYOND, Digests, differing, digests, first, forked, opened
 
 SOURCE = Path(__file__).with_suffix(".c")
 NAME = 16
