@@ -13,15 +13,6 @@ from millrace.schemas import codec
 from millrace.schemas.records import Trajectory
 from millrace.testing.events import Episode
 
-CLEARED: Mapping[str, Any] = {
-    "eligibility": "training",
-    "reason": "",
-    "redaction": "none_needed",
-    "detectors": {},
-    "rules": "",
-    "retention_days": None,
-}
-
 
 def _write(history: History, events: Iterable[Mapping[str, Any]]) -> None:
     with history.bus.publisher() as publisher:

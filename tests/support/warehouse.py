@@ -26,6 +26,7 @@ from millrace.consumers.warehouse.store.server import Server
 from millrace.consumers.warehouse.store.tables import LOG, TABLES, UNREADABLE
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing
+from tests.support.fault_points import fault_points
 from tests.support.history import History
 from tests.support.history_log import NS
 
@@ -142,7 +143,7 @@ def main() -> None:
     seed, kills = int(sys.argv[2]), int(sys.argv[3])
     cutting.SPAN = 8  # many blocks
     bus, chance = world(seed).bus, random.Random(seed)
-    points = [name for name in faults.names(["consumers"]) if name.startswith("warehouse.")]
+    points = [name for name in fault_points("consumers") if name.startswith("warehouse.")]
     died: dict[str, int] = dict.fromkeys(points, 0)
     for point in points:
         for nth in (1, 2):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.rl_in_process import Behind, rehearse
 from millrace.apps.demo import tiny
-from millrace.apps.demo.rl_in_process import Behind, rehearse
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Schedule
 from millrace.trainers.weights import checkpoint

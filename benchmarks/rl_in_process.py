@@ -1,5 +1,5 @@
 """The whole of learning in one process, without the loop: sample, reward, train. What the demo must at least reach, and
-how algorithms are compared (`benchmarks/study_algorithms.py`)."""
+how `study_algorithms` and `study_staleness` compare."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 
 from millrace.apps.demo import sort_digits, tiny
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
@@ -52,7 +51,6 @@ def rehearse(
     groups: int = 64,
     group_size: int = 8,
     seed: int = 0,
-    adam: Adam | None = None,
     critic_lr: float | None = None,
     refill: bool = False,
     lag: int = 0,
@@ -63,7 +61,7 @@ def rehearse(
 
     `state` is the reference and the teacher where the algorithm wants one. refill: groups that the algorithm does not
     accept are replaced by new ones, up to ATTEMPTS batches; else the batch gets smaller."""
-    backend = TorchBackend(adam, device="cpu")
+    backend = TorchBackend(device="cpu")
     backend.form(0, 1, None, 60.0)
     held = {"reference": lambda: state, "teacher": lambda: state}
     trainer = Trainer(backend, algorithm, schedule, held=held, critic_lr=critic_lr)
