@@ -21,9 +21,9 @@ from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights import broadcast
+from tests.consumers.reloader.chains import Chain, write_chain
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, statuses
-from tests.support.chains import Chain, write_chain
 from tests.support.engines import until
 
 

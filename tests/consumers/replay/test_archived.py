@@ -25,9 +25,9 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import Trajectory
 from millrace.streams.reward.judge import Judge
+from tests.consumers.archived import cut
 from tests.consumers.replay.test_reward import SECOND, Playing
 from tests.support import forked
-from tests.support.archived import cut
 from tests.support.feed import feed
 from tests.support.learners import Place
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole

@@ -46,7 +46,7 @@ class Deployment:
         self.sent = 0
 
     def start(self, kill: str = "") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.support.counter_process", self.broker, self.namespace]
+        command = [sys.executable, "-m", "tests.infra.stages.counter_process", self.broker, self.namespace]
         command += [self.claims, str(self.pad)]
         with (self.logs / f"{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(command, env={**os.environ, "MILLRACE_KILL": kill}, stdout=log, stderr=log)

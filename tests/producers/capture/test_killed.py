@@ -33,7 +33,7 @@ PATIENCE_S = 300
 
 def run(broker: str, topic: str, folder: Path, kill: str = "") -> int:
     """The exit code of a process that sends what lies in the folder."""
-    command = [sys.executable, "-m", "tests.support.forwarder_process", broker, topic, str(folder)]
+    command = [sys.executable, "-m", "tests.producers.capture.forwarder_process", broker, topic, str(folder)]
     with (folder / "output.log").open("ab") as output:
         env = {**os.environ, "MILLRACE_KILL": kill}
         return subprocess.run(command, env=env, stdout=output, stderr=output, timeout=PATIENCE_S).returncode

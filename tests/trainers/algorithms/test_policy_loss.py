@@ -17,7 +17,7 @@ from millrace.trainers.algorithms.policy_loss import (
 )
 from millrace.trainers.batches.packing import pack
 from tests.support.samples import random_samples
-from tests.support.weighing import current
+from tests.trainers.algorithms.weighing import current
 
 LOGPROB = st.floats(-6, 0)
 

@@ -19,9 +19,9 @@ from millrace.infra.config import Settings
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights import checkpoint, manifest
+from tests.consumers.learner.group.garbage import Garbage
 from tests.support.fault_points import fault_points
 from tests.support.feed import feed, settings_for, start_policy
-from tests.support.garbage import Garbage
 from tests.support.learners import Learners, Place, entries, until, version
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(400)]

@@ -26,9 +26,9 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal
 from millrace.infra.versions import PIN
 from millrace.trainers.weights import checkpoint
+from tests.consumers.replay.branch.judged import judge
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
 from tests.support.fault_points import fault_points
-from tests.support.judged import judge
 from tests.support.learners import Place
 
 pytestmark = pytest.mark.slow

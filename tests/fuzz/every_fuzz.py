@@ -22,12 +22,12 @@ from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import ONE
 from millrace.schemas import codec
 from millrace.schemas.records import Event, ModelCall
+from tests.fuzz.completions_fuzz import CompletionsTraffic
+from tests.fuzz.gateway_fuzz import CHAT, KEYS, NAMES, TEXTS, Traffic
+from tests.fuzz.messages_fuzz import MessagesTraffic
+from tests.fuzz.responses_fuzz import ResponsesTraffic
 from tests.support import odd_json, upstream_answers
-from tests.support.completions_fuzz import CompletionsTraffic
-from tests.support.gateway_fuzz import CHAT, KEYS, NAMES, TEXTS, Traffic
 from tests.support.in_process import POLICY, Answer, Far, InProcess, Played, Script
-from tests.support.messages_fuzz import MessagesTraffic
-from tests.support.responses_fuzz import ResponsesTraffic
 
 OTHER = "other"
 VERSIONS = {POLICY: 0, OTHER: 3}

@@ -1,5 +1,5 @@
-"""An ingest that dies at every call by which the engine changes a file: `python -m tests.support.every_call DIRECTORY
-STRIDE`, with the library of `built` preloaded.
+"""An ingest that dies at every call by which the engine changes a file, as a process: its arguments are
+DIRECTORY and STRIDE; the library of `built` is preloaded.
 
 A directory with a block of rows is made once. For every STRIDEth call a process works on a copy of it, takes in what
 has come since (rows of two tables, a record that cannot be read, the proof of it), and is killed before that call;

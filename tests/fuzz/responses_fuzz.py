@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from millrace.dialects.responses.dialect import Responses
-from tests.support.gateway_fuzz import NAMES, TEXTS, Traffic
+from tests.fuzz.gateway_fuzz import NAMES, TEXTS, Traffic
 from tests.support.in_process import Answer
 
 PATH = Responses.path

@@ -4,7 +4,7 @@ A corruption changes the logs and says which record must be among those that are
 
 from __future__ import annotations
 
-from tests.support.corruptions import order, samples, trail
-from tests.support.corruptions.tools import Corruption
+from tests.consumers.audit.corruptions import order, samples, trail
+from tests.consumers.audit.corruptions.tools import Corruption
 
 CORRUPTIONS: list[tuple[Corruption, str]] = [*order.BROKEN, *samples.BROKEN, *trail.BROKEN]

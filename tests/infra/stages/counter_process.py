@@ -1,4 +1,4 @@
-"""The counter stage as a process to kill: `python -m tests.support.counter_process BROKER NAMESPACE CLAIMS PAD`"""
+"""The counter stage as a process to kill: `python -m tests.infra.stages.counter_process BROKER NAMESPACE CLAIMS PAD`"""
 
 from __future__ import annotations
 

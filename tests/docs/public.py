@@ -1,6 +1,6 @@
 """The page of the public face, docs/api.md, made from the code that it describes.
 
-    .venv/bin/python -m tests.support.public
+    .venv/bin/python -m tests.docs.public
 
 Invariant: what stands there is every public name, its signature and its docstring, and nothing that the code does not
 say."""

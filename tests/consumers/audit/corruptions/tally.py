@@ -1,6 +1,6 @@
 """How many changes of whole histories the audit names, and which fields the others alter.
 
-    .venv/bin/python -m tests.support.corruptions.tally 10000
+    .venv/bin/python -m tests.consumers.audit.corruptions.tally 10000
 
 Each change is made in memory in a copy of one of two histories, and its audit ends at the first violation, so that one
 core looks at some hundred thousand changes a day."""
@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from millrace.consumers.audit.law import Law
-from tests.support.corruptions.generator import Change, Generator
+from tests.consumers.audit.corruptions.generator import Change, Generator
 from tests.support.whole import Whole, whole
 
 HISTORIES = (0, 3)

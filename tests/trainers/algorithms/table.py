@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.algorithms import equations as eq
-from tests.support.algorithms.equations import Equation, EquationLine
+from tests.trainers.algorithms import equations as eq
+from tests.trainers.algorithms.equations import Equation, EquationLine
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from millrace.dialects.messages.dialect import Messages
-from tests.support.gateway_fuzz import NAMES, TEXTS, Traffic
+from tests.fuzz.gateway_fuzz import NAMES, TEXTS, Traffic
 from tests.support.in_process import Answer
 
 PATH = Messages.path

@@ -1,4 +1,4 @@
-"""A training from files that kills itself: python -m tests.support.dying_offline MODEL DATA OUT POINT COUNT.
+"""A training from files that kills itself: python -m tests.trainers.offline.dying_offline MODEL DATA OUT POINT COUNT.
 
 It dies when it passes POINT for the COUNT-th time; with COUNT 0 it lives."""
 

@@ -1,5 +1,5 @@
 """The picture of docs/reading.md: what `millrace trajectory` shows of a small whole world. `python -m
-tests.support.shown` writes it; a test compares."""
+tests.docs.shown` writes it; a test compares."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from millrace.dialects.completions.dialect import Completions
-from tests.support.gateway_fuzz import TEXTS, Traffic
+from tests.fuzz.gateway_fuzz import TEXTS, Traffic
 from tests.support.in_process import Answer
 
 PATH = Completions.path

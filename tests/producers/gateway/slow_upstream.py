@@ -1,4 +1,4 @@
-"""An upstream of chat completions as a process to kill: `python -m tests.support.slow_upstream PORT PIECES PAUSE_S`
+"""An upstream of chat completions as a process to kill; its arguments are PORT, PIECES, PAUSE_S.
 
 Each stream says its pieces with pauses between them; the last of them is `end`, so that who has it has all."""
 

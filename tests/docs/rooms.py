@@ -1,4 +1,4 @@
-"""The drawing of the imports, room by room: `python -m tests.support.rooms` writes docs/rooms.svg anew.
+"""The drawing of the imports, room by room: `python -m tests.docs.rooms` writes docs/rooms.svg anew.
 
 Invariant: it shows what the modules import, and nothing that the linter's contracts say; an arrow upwards would be
 drawn upwards."""

@@ -14,7 +14,7 @@ import numpy as np
 from millrace.infra.log.base import Place, Record
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
-from tests.support.corruptions.generator import relink
+from tests.consumers.audit.corruptions.generator import relink
 from tests.support.whole import Whole
 
 Forgery = Callable[[Whole, random.Random], None]

@@ -1,4 +1,4 @@
-"""A forwarder as a process to kill: `python -m tests.support.forwarder_process BROKER TOPIC FOLDER`
+"""A forwarder as a process to kill: `python -m tests.producers.capture.forwarder_process BROKER TOPIC FOLDER`
 
 It sends what the capture log of FOLDER holds and ends; 1 when it could not send all of it."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from millrace.infra.log.base import Place, Record
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
-from tests.support.corruptions.tools import Corruption, edit, ledger, pick, put, retoken, trained
+from tests.consumers.audit.corruptions.tools import Corruption, edit, ledger, pick, put, retoken, trained
 from tests.support.history import History
 from tests.support.history_log import SHARDS
 

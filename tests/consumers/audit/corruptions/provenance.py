@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from tests.support.corruptions.forgeries import Forgery, entry, event, pick, write
-from tests.support.corruptions.generator import relink
+from tests.consumers.audit.corruptions.forgeries import Forgery, entry, event, pick, write
+from tests.consumers.audit.corruptions.generator import relink
 from tests.support.whole import Whole
 
 

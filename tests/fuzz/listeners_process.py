@@ -1,4 +1,4 @@
-"""Every listener in one process, to be sent anything: `python -m tests.support.listeners_process FOLDER FAR`
+"""Every listener in one process, to be sent anything: `python -m tests.fuzz.listeners_process FOLDER FAR`
 
 A gateway before a scripted engine, a gateway before the upstream FAR, a receiver of OTLP, a proxy of MCP before
 FAR/mcp and one of A2A before FAR that capture for a session of the first gateway. Writes one line of JSON, their

@@ -1,4 +1,4 @@
-"""An endpoint over a directory that notes each of its starts: `python -m tests.support.overdue DIRECTORY PORT KEY`."""
+"""An endpoint over a directory that notes each of its starts, as a process: its arguments are DIRECTORY, PORT, KEY."""
 
 from __future__ import annotations
 

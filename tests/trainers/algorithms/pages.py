@@ -1,5 +1,5 @@
 """The pages of docs/algorithms, made from the presets, the knobs and the equations of `table.py`, so that they cannot
-differ from what runs: `python -m tests.support.algorithms.pages docs/algorithms` writes them."""
+differ from what runs: `python -m tests.trainers.algorithms.pages docs/algorithms` writes them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS
 from millrace.trainers.algorithms.repair import Rejection
-from tests.support.algorithms.equations import SYMBOLS, Equation
-from tests.support.algorithms.papers import sources
-from tests.support.algorithms.table import PAGES
+from tests.trainers.algorithms.equations import SYMBOLS, Equation
+from tests.trainers.algorithms.papers import sources
+from tests.trainers.algorithms.table import PAGES
 
 INDEX = "README.md"
 AS_WRITTEN = {"None": "none", "math.inf": "inf", "False": "false", "True": "true"}

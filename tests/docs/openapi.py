@@ -1,6 +1,6 @@
 """The gateway's routes as an OpenAPI document, docs/openapi.json: made from its route table and the types of bodies.
 
-    .venv/bin/python -m tests.support.openapi
+    .venv/bin/python -m tests.docs.openapi
 
 Answers of a dialect are those of its API, and are described by what every one has. Invariant: a route that is described
 nowhere here is a KeyError."""

@@ -1,4 +1,4 @@
-"""Damaged histories in the warehouse's tables: `python -m tests.support.odd_warehouse DIR COUNT SEED`;
+"""Damaged histories in the warehouse's tables: `python -m tests.fuzz.odd_warehouse DIR COUNT SEED`;
 with `silent` behind it, an ingest that names nothing, which is to be found.
 
 A process of its own, since none that has loaded the engine may fork. Each history has a namespace of its own in one
@@ -19,10 +19,10 @@ from millrace.consumers.warehouse.store.tables import LOG, TABLES
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.kinds import topics_of
 from millrace.infra.log.memory.bus import MemoryBus
+from tests.fuzz.later_readers import STORE, history
+from tests.fuzz.odd_logs import OddLog, OddLogs
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
-from tests.support.later_readers import STORE, history
-from tests.support.odd_logs import OddLog, OddLogs
 from tests.support.warehouse import opened
 
 

@@ -6,7 +6,7 @@ import random
 
 from millrace.infra.log.base import Place
 from millrace.schemas.chain import event_hash
-from tests.support.corruptions.tools import Corruption, edit, pick
+from tests.consumers.audit.corruptions.tools import Corruption, edit, pick
 from tests.support.history import History
 from tests.support.history_log import SLOTS
 

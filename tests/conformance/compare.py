@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.conformance.cases import Case, Tolerance
-from tests.support.conformance.run import CLIP, Outcome
+from tests.conformance.cases import Case, Tolerance
+from tests.conformance.run import CLIP, Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from millrace.consumers.scores import named
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.ledger import chained
 from millrace.schemas import codec
-from tests.support.corruptions.tools import Corruption, edit, ledger, pick
+from tests.consumers.audit.corruptions.tools import Corruption, edit, ledger, pick
 from tests.support.history import History
 from tests.support.history_log import SLOTS
 
