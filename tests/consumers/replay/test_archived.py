@@ -13,8 +13,8 @@ import pytest
 from millrace.consumers import clearance
 from millrace.consumers.replay import rejudge
 from millrace.consumers.replay.prove.command import ReplayOptions, proving
-from millrace.consumers.replay.reward import Replay
-from millrace.consumers.replay.reward import sealed_rewards as every
+from millrace.consumers.replay.rejudge import Replay
+from millrace.consumers.replay.rejudge import sealed_rewards as every
 from millrace.consumers.replay.selection import ModelLimits, Selector
 from millrace.formats.exports.select import Selection
 from millrace.infra.config import load

@@ -47,8 +47,8 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from millrace.infra import faults
-from millrace.consumers.replay import reward
-reward.AT_ONCE = 2  # many small transactions instead of one
+from millrace.consumers.replay import rejudge
+rejudge.AT_ONCE = 2  # many small transactions instead of one
 left = int(os.environ["NTH"])
 def passed(name):
     global left

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.replay.reward import Replay, RewardComparison
-from millrace.consumers.replay.reward import sealed_rewards as every
+from millrace.consumers.replay.rejudge import Replay, RewardComparison
+from millrace.consumers.replay.rejudge import sealed_rewards as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES

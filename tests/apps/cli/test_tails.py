@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra.machine import tails
-from millrace.infra.machine.tails import LogLine, Tails
+from millrace.apps.cli import logs
+from millrace.apps.cli.logs import LogLine, Tails
 
 
 def test_the_newest_lines_come_first_and_then_what_is_new(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_log_that_is_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> 
 
 
 def test_of_a_long_log_only_whole_lines_of_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "MOST", 12)
+    monkeypatch.setattr(logs, "TAIL_BYTES", 12)
     (tmp_path / "seal.log").write_bytes(b"first line\nsecond\nx\xffy\n")
     assert [line.text for line in Tails(tmp_path).last(9)] == ["second", "x\ufffdy"]
 
