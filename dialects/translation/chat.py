@@ -6,17 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.dialects.all import CHAT
-from millrace.dialects.answers import (
-    WholeAnswer,
-    content,
-    counts,
-    listed,
-    mapping,
-    name,
-    text,
-    thinking,
-    understood,
-)
+from millrace.dialects.answers import WholeAnswer, content, counts, listed, mapping, name, text, thinking, understood
 from millrace.dialects.conversation import (
     Ask,
     Forced,

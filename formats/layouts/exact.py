@@ -9,10 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from millrace.formats.episodes.rows import Content
-from millrace.formats.layouts.base import (
-    ExportLayout,
-    reward_of,
-)
+from millrace.formats.layouts.base import ExportLayout, reward_of
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.sample import ExportedSample
 from millrace.schemas import bounds

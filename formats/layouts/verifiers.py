@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.formats.episodes.rows import Content
-from millrace.formats.layouts.base import (
-    ExportLayout,
-)
+from millrace.formats.layouts.base import ExportLayout
 from millrace.formats.layouts.prompts import PromptReader
 from millrace.formats.sample import ExportedSample, prompt_and_completion
 from millrace.schemas.records import EpisodeStatus
