@@ -94,7 +94,7 @@ fuzz: setup ## random requests, replies and bytes against the gateway and the st
 	MILLRACE_FUZZ=$(if $(filter file,$(origin N)),1000000,$(N)) MILLRACE_FUZZ_SEED=$(SEED) $(BIN)/pytest -n $(JOBS) --dist load --timeout 0 -rP tests/fuzz
 
 audit-changes: setup ## alter any field of any record of whole histories, count what the audit names; N= how many
-	$(BIN)/python -m tests.support.corruptions.tally $(or $(N),10000)
+	$(BIN)/python -m tests.consumers.audit.corruptions.tally $(or $(N),10000)
 
 conformance: setup ## every sibling of every seam against its one suite, every case of every trainer backend
 	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance

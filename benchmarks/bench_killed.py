@@ -34,7 +34,7 @@ from typing import Any
 
 import tomlkit
 
-from millrace.apps.demo import warm
+from millrace.apps.demo import run
 from millrace.apps.demo.fleet import BROKER, DemoFleet
 from millrace.apps.demo.plan import flags
 from millrace.apps.demo.run import make_topics
@@ -186,8 +186,8 @@ def measure(home: Path, seed: int, values: Mapping[str, Any], kills: int, moment
     try:
         fleet.up((BROKER,))
         make_topics(settings)
-        warm.start(home, seed, target=0.0)
-        warm.create_policy(settings)
+        run.warm_start(home, seed, target=0.0)
+        run.create_policy(settings)
         bus = connect(settings)
         watch = StatusWatch(bus, settings.namespace, settings.policy.name)
         fleet.up()

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from millrace.consumers.warehouse.open_store import make_tables
-from millrace.consumers.warehouse.questions.catalog import question, questions, values
+from millrace.consumers.warehouse.questions.catalog import questions, values
 from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.consumers.warehouse.store.tables import VIEWS
 
@@ -175,7 +175,7 @@ def asked(store: TableDirectory) -> dict[str, tuple[str, dict[str, str]]]:
         own = {p.name: given[p.name] for p in each.parameters if p.name in given and p.default is None}
         found[name] = each.sql, values(each, own)
     for key, value in (("trajectory", trajectory), ("task", task)):
-        each = question("seen-by")
+        each = questions()["seen-by"]
         found[f"seen-by --{key}"] = each.sql, values(each, {"policy": "sort", key: value})
     return found
 

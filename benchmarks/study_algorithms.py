@@ -21,8 +21,8 @@ import matplotlib as mpl
 import torch
 
 from benchmarks import objectives
+from benchmarks.rl_in_process import rehearse
 from millrace.apps.demo import tiny
-from millrace.apps.demo.rl_in_process import rehearse
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Report, Schedule
 from millrace.trainers.weights import checkpoint

@@ -28,8 +28,8 @@ from typing import Any
 import matplotlib as mpl
 import torch
 
+from benchmarks.rl_in_process import rehearse
 from millrace.apps.demo import tiny
-from millrace.apps.demo.rl_in_process import rehearse
 from millrace.trainers.algorithms.presets import ICEPOP, TIS
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.learning import Schedule

@@ -9,23 +9,18 @@ Armed by the environment:
 - `MILLRACE_KILL_DIR=DIR` kills the first process of the deployment that passes a point whose name is a file in DIR, and
   takes the file away: this arms points of processes that already run.
 
-Invariants: a point that is not armed costs one comparison; every point is a literal in the code, so `names()` finds
-them all; no lock is held at a point. In the in-memory world `install` puts a scheduler in the place of the signal.
+Invariants: a point that is not armed costs one comparison; every point is a literal in the code, so that tests
+find them all; no lock is held at a point. In the in-memory world `install` puts a scheduler in the place of the signal.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
-from pathlib import Path
 
 Hook = Callable[[str], None]
-
-PACKAGES = ("infra", "dialects", "formats", "producers", "streams", "trainers", "consumers", "apps")
 
 
 def _killer(spec: str, once: str) -> Hook | None:
@@ -78,26 +73,3 @@ def install(hook: Hook | None) -> Hook | None:
     global _hook
     before, _hook = _hook, hook
     return before
-
-
-def names(packages: Iterable[str] = PACKAGES) -> list[str]:
-    """Every point of the given packages, read from their source, sorted."""
-    return sorted({name for package in packages for name in _names(package)})
-
-
-@cache
-def _names(package: str) -> frozenset[str]:
-    root = Path(__file__).parent.parent
-    texts = ((path, path.read_text()) for path in (root / package).rglob("*.py"))
-    # To parse all the source takes seconds: most of it never names this module.
-    trees = (ast.parse(text, str(path)) for path, text in texts if "faults" in text)
-    return frozenset(name for tree in trees for name in _points(tree))
-
-
-def _points(tree: ast.AST) -> Iterable[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="faults"), attr="point"), args=[ast.Constant(value=str(name))]
-            ):
-                yield name

@@ -28,7 +28,7 @@ BARE = {
     "infra/log/history/rows.py:row_of": CALLER,
     "consumers/scores.py:stored_id": CALLER,
     "consumers/replay/rebuild/spool.py:_named": OWN,
-    "consumers/replay/reward.py:_read": OWN,
+    "consumers/replay/rejudge.py:_read": OWN,
     "consumers/warehouse/ingest/table_choice.py:split_event": CALLER,
     "consumers/warehouse/ingest/table_choice.py:rewrite_newest": CALLER,
     "infra/log/blobs.py:behind": CALLER,

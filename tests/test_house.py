@@ -41,7 +41,7 @@ WIDE = {
     "producers.gateway.sessions.sessions": 27,
 }
 """modules that import more of ours than they may, and how many"""
-SMALL_WITH_ONE_USER = 38
+SMALL_WITH_ONE_USER = 16
 """files under `SMALL` lines whose one user stands beside them"""
 FLAT = {"dialects": (13, 10)}
 """folders with too many files on too many floors: at most so many"""
@@ -61,9 +61,11 @@ OPENERS = {
     "streams/reward/conversation.py": "reads one episode back from the record of its end",
 }
 """modules that open topics by themselves, and why the reader of `infra/log/history` does not serve them"""
+SCRIPTS = ("__init__.py", "digests.py", "house.py", "order.py", "summary.py", "unhurried.py")
+"""files of tests/support that people, pytest or an engine start"""
 PLAIN = frozenset({"all", "deepspeed"})
 UNPLAIN = {
-    "apps": 37, "consumers": 228, "dialects": 200, "formats": 21, "infra": 204, "producers": 275, "schemas": 47,
+    "apps": 37, "consumers": 188, "dialects": 200, "formats": 21, "infra": 203, "producers": 274, "schemas": 47,
     "streams": 92, "testing": 11, "trainers": 89,
 }  # fmt: skip
 """public names of each room that are a participle, an adjective or a pronoun: at most so many"""
@@ -90,6 +92,18 @@ def test_small_files_live_in_their_one_user() -> None:
         and [user.rpartition(".")[0] for user in importers().get(name, ())] == [name.rpartition(".")[0]]
     ]
     assert len(small) <= SMALL_WITH_ONE_USER, f"put a small file into its one user: one of {small} is new"
+
+
+def test_support_that_tests_of_one_folder_use_lies_there() -> None:
+    folder = ROOT / "tests" / "support"
+    files = {f"tests.support.{path.stem}": path for path in folder.glob("*.py") if path.name not in SCRIPTS}
+    imports = re.compile(r"^\s*from (tests\.support(?:\.\w+)?) import ([\w, ]+|\([^)]*\))", re.MULTILINE)
+    users: dict[str, set[Path]] = {name: set() for name in files}
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]:
+        for module, names in imports.findall(path.read_text()):
+            for name in {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))} & files.keys():
+                users[name].add(path.parent)
+    assert {name for name, folders in users.items() if len(folders) == 1 and folders != {folder}} == set()
 
 
 def test_no_room_is_flat_and_high() -> None:

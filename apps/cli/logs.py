@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from time import sleep
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.text import Text
@@ -12,10 +14,12 @@ from rich.text import Text
 from millrace.apps.cli.context import call, console
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine.deployment import Deployment
-from millrace.infra.machine.tails import LogLine, Tails
 
 LOOK_S = 0.5
 """between two looks at logs that are followed"""
+ENDING = ".log"
+TAIL_BYTES = 1 << 20
+"""bytes at the end of a log in which its newest lines are looked for"""
 
 
 def logs(
@@ -51,3 +55,66 @@ def show(found: Iterable[LogLine]) -> None:
     """One line of a terminal each, under the name of its process."""
     for line in found:
         console.print(Text.assemble((f"{line.process}  ", "cyan"), line.text), highlight=False, soft_wrap=True)
+
+
+class LogLine(NamedTuple):
+    """One line of the log of a process."""
+
+    process: str
+    text: str
+
+
+class Tails:
+    """The logs in a folder: of every process, or of those whose names, or roles, are given.
+
+    Invariants: a line is given once it is whole, and once; a log that was begun anew (the supervisor does so when one
+    is large) is read from its beginning."""
+
+    def __init__(self, folder: Path, names: Collection[str] = ()) -> None:
+        self._folder = folder
+        self._names = names
+        self._read: dict[str, tuple[int, int]] = {}
+        """by process: which file was read, and up to which byte"""
+
+    def processes(self) -> list[str]:
+        """Those that have a log and are asked for, sorted."""
+        found = sorted(path.name.removesuffix(ENDING) for path in self._folder.glob(f"*{ENDING}"))
+        return [name for name in found if not self._names or {name, role_of(name)} & {*self._names}]
+
+    def last(self, lines: int) -> Iterator[LogLine]:
+        """The newest whole lines of each."""
+        for process in self.processes():
+            found = list(self._new(process, newest=True))
+            yield from found[max(0, len(found) - lines) :]
+
+    def new(self) -> Iterator[LogLine]:
+        """What was written since the last look, of processes that are new as well."""
+        for process in self.processes():
+            yield from self._new(process)
+
+    def _new(self, process: str, *, newest: bool = False) -> Iterator[LogLine]:
+        try:
+            file = (self._folder / f"{process}{ENDING}").open("rb")
+        except FileNotFoundError:
+            return  # it is begun anew at this very moment
+        with file:
+            about = os.fstat(file.fileno())
+            number, size = about.st_ino, about.st_size
+            known, start = self._read.get(process, (number, 0))
+            if known != number or start > size:
+                start = 0
+            cut = newest and size > TAIL_BYTES
+            if cut:
+                start = size - TAIL_BYTES
+            file.seek(start)
+            whole, ended, _ = file.read(size - start).rpartition(b"\n")
+        self._read[process] = (number, start + len(whole) + len(ended))
+        texts = whole.decode("utf-8", "replace").split("\n") if ended else []
+        for text in texts[1:] if cut else texts:
+            yield LogLine(process, text.rstrip("\r"))
+
+
+def role_of(process: str) -> str:
+    """`learn` of `learn-0`; a process that is alone in its role is called after it."""
+    role, dash, number = process.rpartition("-")
+    return role if dash and number.isdigit() else process

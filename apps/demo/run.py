@@ -13,31 +13,34 @@ import shutil
 import signal
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import psutil
 import tomlkit
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
 
-from millrace.apps.demo import warm
 from millrace.apps.demo.fleet import BROKER, DemoFleet
-from millrace.apps.demo.live import DemoScreen
 from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
-from millrace.apps.demo.usage import CpuUsage
-from millrace.consumers.tell.status import StatusWatch, duration
+from millrace.consumers.tell.status import StatusWatch, duration, learning, processes
 from millrace.infra import durable
 from millrace.infra.config import FILE, PREFIX, Settings, load
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, ServiceError
+from millrace.infra.machine import leftovers
 from millrace.infra.machine.leftovers import deployment_id
-from millrace.infra.machine.supervisor import Supervisor
+from millrace.infra.machine.supervisor import ProgramState, Supervisor
 from millrace.infra.process.net import free_ports, is_listening, wait_until
 from millrace.infra.terminal import Terminal
 from millrace.schemas.records import LedgerEntry
 
 STALL_S = 240
 """Seconds without a new version after which the demo gives up."""
+TASKS = 20_000
 
 
 def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | None = None) -> int:
@@ -107,12 +110,12 @@ def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
 def _prepare(settings: Settings, fleet: DemoFleet, seed: int, screen: DemoScreen) -> None:
     """Kafka up, the model warm, version 0 written. Torch stays in a child process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-        warming = child.submit(warm.start, settings.home, seed)
+        warming = child.submit(warm_start, settings.home, seed)
         fleet.up((BROKER,))
         make_topics(settings)
         steps, accuracy, seconds = warming.result()
         screen.tell(f"warm start: {steps} SFT steps in {seconds:.0f} s, sampled accuracy {accuracy:.2f}")
-        child.submit(warm.create_policy, settings).result()
+        child.submit(create_policy, settings).result()
     screen.tell("version 0 is in the log")
 
 
@@ -259,3 +262,122 @@ def _finish(
     if not enough:
         console.print(f"[red]the gain {rise:+.3f} is below {plan.gain:+.2f}[/red]")
     return 0 if reached and audit.clean and enough else 1
+
+
+class CpuUsage:
+    """Adds up user and system seconds by role. Call `sample` every second or two: what a process used between the last
+    sample and its death is lost."""
+
+    def __init__(self, deployment: str) -> None:
+        self._deployment = deployment
+        self._roles: dict[tuple[int, float], str] = {}
+        self._seconds: dict[tuple[int, float], float] = {}
+        self._memory: dict[str, int] = {}
+
+    def sample(self) -> None:
+        """Read every live process of the deployment."""
+        memory: dict[str, int] = {}
+        for process, now in leftovers.members(self._deployment).items():
+            try:
+                with process.oneshot():
+                    key = (process.pid, process.create_time())
+                    # Between fork and exec a program still looks like its supervisor.
+                    known = self._roles.get(key, leftovers.SUPERVISOR)
+                    role = now if known == leftovers.SUPERVISOR else known
+                    times = process.cpu_times()
+                    memory[role] = memory.get(role, 0) + process.memory_info().rss
+            except psutil.NoSuchProcess:
+                continue
+            self._roles[key] = role
+            self._seconds[key] = times.user + times.system
+        self._memory = memory
+
+    def by_role(self) -> dict[str, float]:
+        """CPU seconds so far by role, most first."""
+        total: dict[str, float] = {}
+        for key, seconds in self._seconds.items():
+            total[self._roles[key]] = total.get(self._roles[key], 0.0) + seconds
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes by role at the last sample."""
+        return dict(self._memory)
+
+
+def version_line(entry: LedgerEntry, rate: float) -> str:
+    """One version in words. `rate` in samples a second."""
+    metrics = entry["metrics"]
+    shares = "+".join(str(share["samples"]) for share in entry["ranks"])
+    return (
+        f"v{entry['version']:<3} reward {metrics.get('reward_mean', 0.0):.3f}  "
+        f"staleness {metrics.get('staleness_mean', 0.0):.2f} (max {metrics.get('staleness_max', 0.0):.0f})  "
+        f"learners {len(entry['ranks'])} ({shares} samples)  {rate:.0f} samples/s"
+    )
+
+
+class DemoScreen:
+    """Draws the watch, the programs and the story so far."""
+
+    def __init__(self, console: Console, target: int) -> None:
+        self._console = console
+        self._target = target
+        self._story: list[str] = []
+        self._started = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> DemoScreen:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def tell(self, text: str) -> None:
+        """Something happened: stays on the screen, with its time."""
+        text = f"{time.monotonic() - self._started:5.0f} s  {text}"
+        self._story.append(text)
+        if not self._live:
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    def version(self, entry: LedgerEntry, rate: float) -> None:
+        """A new version was committed."""
+        if not self._live:
+            self._console.print(f"        {version_line(entry, rate)}", highlight=False, soft_wrap=True)
+
+    def show(self, watch: StatusWatch, programs: Callable[[], Sequence[ProgramState]]) -> None:
+        """Redraw; `programs` is asked only when somebody looks."""
+        if self._live:
+            self._live.update(self._draw(watch, programs()))
+
+    def _draw(self, watch: StatusWatch, programs: Sequence[ProgramState]) -> RenderableType:
+        story = Text("\n".join(self._story[-10:]))
+        return Group(
+            Panel(learning(watch, self._target), title="learning"),
+            Panel(processes(programs), title="processes"),
+            Panel(story, title="story"),
+        )
+
+
+def warm_start(home: Path, seed: int, target: float = 0.2) -> tuple[int, float, float]:
+    """Writes `home/model`, warm once `target` of sampled replies are right, and `home/tasks.jsonl`.
+
+    Returns SFT steps, sampled accuracy and seconds."""
+    import torch
+
+    from millrace.apps.demo import sort_digits
+    from millrace.apps.demo.tiny import make_sort_policy
+
+    torch.set_num_threads(1)  # a second thread only helps on idle cores, and here the broker starts beside it
+    sort_digits.write_tasks(home / "tasks.jsonl", TASKS, seed)
+    warm = make_sort_policy(home / "model", seed, target=target)
+    return warm.steps, warm.accuracy, warm.seconds
+
+
+def create_policy(settings: Settings) -> None:
+    """Writes version 0 of the policy from `home/model`."""
+    from millrace.consumers import version_zero
+
+    with connect(settings) as bus:
+        version_zero.create(settings, settings.home / "model", bus)

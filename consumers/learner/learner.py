@@ -9,7 +9,6 @@ it.
 
 from __future__ import annotations
 
-import logging
 import time
 
 from millrace.consumers.learner.group import layouts
@@ -25,8 +24,6 @@ from millrace.infra.log.history import newest
 MOST_BREAKS = 5
 """generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
 RETRY_S = 0.5
-
-log = logging.getLogger(__name__)
 
 
 class Learner:

@@ -4,8 +4,7 @@ prove          versions trained again, each compared with its record
 selection      a question about trajectories -> candidates, and how many were left out for which reason
 sql_selection  such a question in SQL
 text           replies that the log has as text alone, as samples
-reward         a verifier over history
-rejudge        `millrace replay reward`
+rejudge        a verifier over history: `millrace replay reward`
 branch         a new policy from history
 rebuild        `events` and what follows from it made again from `raw`
 """

@@ -15,16 +15,7 @@ from millrace.infra.log.history.requests import WholeRequests
 from millrace.infra.log.history.rows import Row
 from millrace.schemas.arrays import unpack
 from millrace.schemas.errors import SchemaError
-from millrace.schemas.records import (
-    EpisodeEnded,
-    EpisodeStarted,
-    Event,
-    Gap,
-    ModelCall,
-    Reward,
-    ToolCall,
-    ToolResult,
-)
+from millrace.schemas.records import EpisodeEnded, EpisodeStarted, Event, Gap, ModelCall, Reward, ToolCall, ToolResult
 
 MOST = 4000
 """characters of one text that are shown"""

@@ -12,15 +12,7 @@ from dataclasses import dataclass, field, replace
 from millrace.consumers.tell.subject import NUMBER, Subject
 from millrace.consumers.tell.topics import PolicyTopics, sought
 from millrace.infra.log.base import Place, Record
-from millrace.infra.log.history.kinds import (
-    COMPLETIONS,
-    DEAD_LETTERS,
-    EVENTS,
-    GRANTS,
-    LEDGER,
-    RAW,
-    RESOLUTIONS,
-)
+from millrace.infra.log.history.kinds import COMPLETIONS, DEAD_LETTERS, EVENTS, GRANTS, LEDGER, RAW, RESOLUTIONS
 from millrace.infra.log.history.rows import Row, place_of
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.records import (

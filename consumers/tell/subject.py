@@ -13,15 +13,7 @@ from typing import NamedTuple
 
 from millrace.consumers.tell.topics import SEALED, PolicyTopics, sought
 from millrace.infra.log.base import Place, Record
-from millrace.infra.log.history.kinds import (
-    COMPLETIONS,
-    DEAD_LETTERS,
-    EVENTS,
-    GRANTS,
-    PROMPTS,
-    RAW,
-    RESOLUTIONS,
-)
+from millrace.infra.log.history.kinds import COMPLETIONS, DEAD_LETTERS, EVENTS, GRANTS, PROMPTS, RAW, RESOLUTIONS
 from millrace.infra.log.history.rows import Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.errors import SchemaError

@@ -29,11 +29,7 @@ from millrace.consumers.tell.events import event_line, governance_notes, texts_i
 from millrace.consumers.tell.story import Passage, Story, verdict
 from millrace.infra.log.history.requests import WholeRequests
 from millrace.infra.log.history.rows import Row
-from millrace.schemas.records import (
-    Completion,
-    Resolution,
-    Trajectory,
-)
+from millrace.schemas.records import Completion, Resolution, Trajectory
 
 
 def story_tree(story: Story, *, text: bool = False) -> Tree:

@@ -4,20 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import orjson
 
-from millrace.dialects.answers import listed, mapping, numbers, understood
+from millrace.dialects import shape
+from millrace.dialects.answers import WholeAnswer, listed, mapping, numbers, understood
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
-from millrace.dialects.chat.reader import ChatReader
 from millrace.dialects.chat.request import ask_of, parse_any, parse_chat
 from millrace.dialects.common import DONE, usage_of
 from millrace.dialects.conversation import Ask, Part, Text, Thinking, ToolUse, ToolUsePiece
 from millrace.dialects.errors import ApiError
-from millrace.dialects.reading.reader import RecordedCall
+from millrace.dialects.reading.chat_assembler import AssembledStream
+from millrace.dialects.reading.events import ReplyEvents
+from millrace.dialects.reading.reader import DialectReader, RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.process.offload import SLICE
 from millrace.schemas import bounds
 from millrace.schemas.json_values import Json, JsonObject
+
+
+class ChatReader(DialectReader):
+    """Chat completions of an upstream, in the shapes that servers give them."""
+
+    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
+        return understood(found)
+
+    def lighter(self, body: bytes) -> bytes:
+        """Without log-probabilities, which are most of an answer's values where they were asked for."""
+        if shape.measure(body).depth > bounds.DEPTH:
+            return body
+        try:
+            members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            choices = msgspec.json.decode(members.get("choices", b"[]"), type=list[dict[str, msgspec.Raw]])
+        except msgspec.DecodeError:
+            return body
+        for choice in choices:
+            choice.pop("logprobs", None)
+        return msgspec.json.encode({**members, "choices": choices})
+
+    def assembled(self) -> ReplyEvents:
+        return AssembledStream()
 
 
 class Chat(Dialect):

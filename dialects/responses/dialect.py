@@ -27,23 +27,10 @@ from millrace.dialects.conversation import (
 )
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
-from millrace.dialects.responses.expand import (
-    expanded,
-    ids_named,
-    names_of,
-    names_others,
-    refers,
-    to_store,
-)
+from millrace.dialects.responses.expand import expanded, ids_named, names_of, names_others, refers, to_store
 from millrace.dialects.responses.items import page
 from millrace.dialects.responses.reader import ENDS, ResponsesReader
-from millrace.dialects.responses.request import (
-    ResponsesRequest,
-    ask_of,
-    parse_any,
-    parse_responses,
-    turns_of,
-)
+from millrace.dialects.responses.request import ResponsesRequest, ask_of, parse_any, parse_responses, turns_of
 from millrace.dialects.responses.tools import custom_arguments, full_name, tools_of
 from millrace.dialects.stored_responses import Recalled, StoredResponse, nobody
 from millrace.dialects.writable import WritableCall, WritableChoice

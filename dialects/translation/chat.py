@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millrace.dialects.all import CHAT
-from millrace.dialects.answers import (
-    WholeAnswer,
-    content,
-    counts,
-    listed,
-    mapping,
-    name,
-    text,
-    thinking,
-    understood,
-)
+from millrace.dialects.answers import WholeAnswer, content, counts, listed, mapping, name, text, thinking, understood
 from millrace.dialects.conversation import (
     Ask,
     Forced,

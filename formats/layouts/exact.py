@@ -9,10 +9,7 @@ import pyarrow as pa
 
 from millrace.formats.episodes.episode import ClaimedReward
 from millrace.formats.episodes.rows import Content
-from millrace.formats.layouts.base import (
-    ExportLayout,
-    reward_of,
-)
+from millrace.formats.layouts.base import ExportLayout, reward_of
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.sample import ExportedSample
 from millrace.schemas import bounds

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.formats.episodes.rows import Content
-from millrace.formats.layouts.base import (
-    ExportLayout,
-)
+from millrace.formats.layouts.base import ExportLayout
 from millrace.formats.layouts.prompts import PromptReader
 from millrace.formats.sample import ExportedSample, prompt_and_completion
 from millrace.schemas.records import EpisodeStatus

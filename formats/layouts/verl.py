@@ -8,11 +8,7 @@ import pyarrow as pa
 
 from millrace.formats.episodes.episode import Episode
 from millrace.formats.episodes.rows import Content, ImportRow
-from millrace.formats.layouts.base import (
-    ExportLayout,
-    mapping_of,
-    tools_text,
-)
+from millrace.formats.layouts.base import ExportLayout, mapping_of, tools_text
 from millrace.formats.layouts.chat import ChatRowReader
 from millrace.formats.layouts.exact import FACTS, MESSAGE
 from millrace.formats.sample import ExportedSample, prompt_and_completion

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -19,8 +20,9 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from xmlrpc.client import Fault, ServerProxy, Transport
 
 import psutil
@@ -30,7 +32,6 @@ from millrace.infra.config import PREFIX
 from millrace.infra.config.explain import RESERVED
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine import keeper, leftovers
-from millrace.infra.machine.health import End, failing, last_error
 from millrace.infra.process.net import socket_dir, wait_until
 from millrace.infra.process.service import inherited
 
@@ -38,6 +39,15 @@ LAST = ("broker",)
 """programs that the others need to end well"""
 SAID_BYTES = 8000
 """end of a log that is searched for an error"""
+WINDOW_S = 600.0
+"""ends that are longer ago are forgiven"""
+OUTLIVED_S = 60.0
+"""a program that has run for so long, and longer than its lives before, is well again"""
+LINE_CHARACTERS = 300
+"""characters of a line that are shown"""
+ERROR_WORDS = re.compile(r"\b(error|exception|fatal|critical|failed|cannot)\b|\w+(Error|Exception)\b", re.IGNORECASE)
+TRACE = re.compile(r"^\s|^Traceback |^\s*File ")
+UNSEEN = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +372,33 @@ def _plain(text: str) -> str:
     if any(part in text for part in ("\n", " ;", " #")):
         raise ServiceError(f"{text!r} cannot be passed through the supervisor: leave out line breaks, ' ;' and ' #'")
     return text.replace("%", "%%")
+
+
+class End(NamedTuple):
+    """One end that nobody asked for; `started`: after it had run long enough to count as started."""
+
+    at: float
+    started: bool
+
+
+def failing(state: str, up_s: float, ends: Sequence[End], now: float) -> bool:
+    """Whether a program keeps ending. `ends`: oldest first; `up_s`: how long it runs now, 0 when it does not.
+
+    One end is an accident. A program that did not start, or ended twice within `WINDOW_S`, is failing until it outlives
+    both a minute and the longest of its lives in between."""
+    if state in ("BACKOFF", "FATAL"):
+        return True
+    recent = [end for end in ends if now - end.at < WINDOW_S]
+    if not recent:
+        return False
+    if not recent[-1].started and state != "RUNNING":
+        return True
+    lives = [later.at - end.at for end, later in pairwise(recent)]
+    return bool(lives) and up_s < max(OUTLIVED_S, min(max(lives), WINDOW_S / 2))
+
+
+def last_error(log: str) -> str:
+    """The newest line of a log that tells of an error, else its newest line; without what a terminal would obey."""
+    lines = [line for line in (UNSEEN.sub("", raw).rstrip() for raw in log.splitlines()) if line.strip()]
+    told = next((line for line in reversed(lines) if ERROR_WORDS.search(line) and not TRACE.match(line)), None)
+    return (told or (lines[-1] if lines else "")).strip()[:LINE_CHARACTERS]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # it loads aiohttp, which a server on standard input and outp
     from millrace.producers.intake.reverse import ReverseProxy
 
 KEY, URL = "MILLRACE_SESSION_KEY", "MILLRACE_GATEWAY_URL"
-GATEWAY = "http://127.0.0.1:8900/v1"
 UNNAMED = f"no session is named ({KEY} or --session): serving goes on, and nothing is captured"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.apps.demo import warm
+from millrace.apps.demo import run
 from millrace.apps.demo.fleet import BROKER
 from millrace.apps.demo.plan import flags
 from millrace.apps.demo.run import make_topics
@@ -38,8 +38,8 @@ def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
     fleet.down()
     fleet.up((BROKER,))
     make_topics(settings)
-    warm.start(home, seed, target=0.0)
-    warm.create_policy(settings)
+    run.warm_start(home, seed, target=0.0)
+    run.create_policy(settings)
     arena = Arena(home, seed)
     arena.fleet.up()
     return arena

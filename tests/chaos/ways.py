@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from millrace.infra import faults
+from tests.support.fault_points import fault_points
 
 WAYS: Mapping[str, tuple[str, ...]] = {
     "deltas": ("delta.", "reload."),
@@ -31,4 +31,4 @@ def points_of(*ways: str) -> list[str]:
 @cache
 def every_point() -> tuple[str, ...]:
     """The kill points of the whole code."""
-    return tuple(faults.names())
+    return tuple(fault_points())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case
+from tests.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case
 
 CI = {("deepspeed:d2", 2, QWEN2), ("deepspeed:d2", 3, QWEN3), ("deepspeed:d4", 1, MOE)}
 

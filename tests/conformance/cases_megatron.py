@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.conformance.cases import EXPERTS, MOE, QWEN2, QWEN3, Case, Tolerance
 from tests.support import megatron_shim
-from tests.support.conformance.cases import EXPERTS, MOE, QWEN2, QWEN3, Case, Tolerance
 
 NEAR = Tolerance(norm=9e-7)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.trainers.backends.parallel.schedules import GPIPE, INTERLEAVED
 from millrace.trainers.backends.torch.compute import Compute
-from tests.support.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case, Tolerance
+from tests.conformance.cases import MODELS, MOE, QWEN2, QWEN3, Case, Tolerance
 
 CI = {
     *(("torch:d2", QWEN2), ("torch:t2", QWEN2), ("torch:p2", QWEN2), ("torch:c2", QWEN2), ("torch:d2e2", MOE)),

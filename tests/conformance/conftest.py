@@ -16,9 +16,9 @@ import torch
 
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.torch.backend import TorchBackend
-from tests.support.conformance.cases import Case, model_state
-from tests.support.conformance.compare import Errors, row
-from tests.support.conformance.run import CLIP, Outcome, steps, train
+from tests.conformance.cases import Case, model_state
+from tests.conformance.compare import Errors, row
+from tests.conformance.run import CLIP, Outcome, steps, train
 from tests.support.ranks import Ranks
 from tests.support.summary import CONFORMANCE
 

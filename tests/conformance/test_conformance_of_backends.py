@@ -15,9 +15,9 @@ from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.layout import parse
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.weights import checkpoint
-from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Case, model_state
-from tests.support.conformance.compare import Errors, check, errors
-from tests.support.conformance.run import CLIP, STEPS, Outcome, steps, train, train_layout
+from tests.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Case, model_state
+from tests.conformance.compare import Errors, check, errors
+from tests.conformance.run import CLIP, STEPS, Outcome, steps, train, train_layout
 from tests.support.ranks import RankFailed, Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

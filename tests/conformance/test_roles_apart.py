@@ -14,9 +14,9 @@ from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.layout import ROLES, parse_allocation
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.weights import checkpoint
-from tests.support.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Tolerance, model_state
-from tests.support.conformance.compare import check, errors
-from tests.support.conformance.run import CLIP, Outcome, train, train_layout
+from tests.conformance.cases import DENSE, EXPERTS, MOE, QWEN2, QWEN3, Tolerance, model_state
+from tests.conformance.compare import check, errors
+from tests.conformance.run import CLIP, Outcome, train, train_layout
 from tests.support.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -20,7 +20,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.kinds import TRAJECTORIES, topics_of
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.kafka.bus import KafkaBus
-from tests.support.archived import cut
+from tests.consumers.archived import cut
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -19,8 +19,8 @@ from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.dialects.template_options import template_options
 from millrace.producers.gateway.sessions.sessions import Sessions
+from tests.dialects.families import FAMILIES, write
 from tests.support import chat_tokenizer
-from tests.support.families import FAMILIES, write
 from tests.support.gateway_world import ScriptedEngine, World, world
 
 USER = {"role": "user", "content": "What is 3 + 4?"}

@@ -13,13 +13,13 @@ import millrace
 from millrace.dialects.errors import ApiError
 from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.episodes import bodies
-from tests.support import openapi, public
+from tests.docs import openapi, public
 
 WRITTEN: dict[str, Any] = json.loads(openapi.FILE.read_text())
 
 
 def test_the_page_is_what_the_code_says() -> None:
-    assert public.PAGE.read_text() == public.page(), "run .venv/bin/python -m tests.support.public"
+    assert public.PAGE.read_text() == public.page(), "run .venv/bin/python -m tests.docs.public"
 
 
 def test_the_page_has_every_public_name() -> None:
@@ -32,7 +32,7 @@ def test_the_page_has_every_public_name() -> None:
 
 
 def test_the_description_is_what_the_code_says() -> None:
-    assert openapi.FILE.read_text() == openapi.text(), "run .venv/bin/python -m tests.support.openapi"
+    assert openapi.FILE.read_text() == openapi.text(), "run .venv/bin/python -m tests.docs.openapi"
 
 
 def test_every_route_is_described_and_every_description_is_of_a_route() -> None:

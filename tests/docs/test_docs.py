@@ -15,12 +15,12 @@ import pytest
 
 from millrace.apps.cli.template import render
 from millrace.infra.config import Settings, load
-from millrace.infra.faults import PACKAGES
 from millrace.producers.tasks.source import open_tasks
 from millrace.schemas.codec import BODIES
 from millrace.schemas.registry import current
 from millrace.trainers.backends.layout import ROLES
 from tests.support.documents import CI, HERE, PAGES, ROOT, RUN_BY, Block, all_blocks, reading, spoken
+from tests.support.house import ROOMS
 
 TEXT = {page: page.read_text() for page in PAGES}
 LANGUAGES = {"sh", "python", "toml", "json", "text"}
@@ -63,7 +63,7 @@ def test_the_table_of_metrics_has_every_metric() -> None:
     for names in re.findall(r"^\| (`millrace\..*?) \|", TEXT[ROOT / "docs" / "operations.md"], re.MULTILINE):
         first, *rest = re.findall(r"`([\w.]+)`", names)
         told |= {first, *(first.rpartition(".")[0] + name for name in rest)}
-    code = "".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    code = "".join(path.read_text() for package in ROOMS for path in (ROOT / package).rglob("*.py"))
     assert told == set(re.findall(r'telemetry\.(?:counter|gauge|histogram)\(\s*"(.*?)"', code))
 
 

@@ -15,7 +15,7 @@ from millrace.apps.cli.main import app
 from millrace.consumers.tell import command as showing
 from millrace.formats.exports import run as exporting
 from millrace.formats.layouts import WRITERS
-from tests.support import shown
+from tests.docs import shown
 from tests.support.documents import READING, ROOT, RUN_BY, blocks
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
@@ -122,5 +122,5 @@ def test_the_page_names_every_reason_that_it_explains() -> None:
 
 
 def test_the_picture_is_what_the_command_shows() -> None:
-    assert shown.FILE.read_text() == shown.picture(), "run .venv/bin/python -m tests.support.shown"
+    assert shown.FILE.read_text() == shown.picture(), "run .venv/bin/python -m tests.docs.shown"
     assert not re.search(r"https?://(?!www\.w3\.org)", shown.FILE.read_text())

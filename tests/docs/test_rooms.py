@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.support.rooms import PICTURE, PLACES, drawn, imports
+from tests.docs.rooms import PICTURE, PLACES, drawn, imports
 
 
 def test_the_picture_shows_the_arrows_that_there_are() -> None:
@@ -12,7 +12,7 @@ def test_the_picture_shows_the_arrows_that_there_are() -> None:
     found = drawn(imports())
     assert len(imports()) >= len(PLACES)
     numbers = re.compile(r">\d+<")
-    again = "`python -m tests.support.rooms` draws it again"
+    again = "`python -m tests.docs.rooms` draws it again"
     assert numbers.sub("", PICTURE.read_text()) == numbers.sub("", found), again
 
 

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from millrace.infra.faults import PACKAGES
 from tests.support.documents import ROOT
+from tests.support.house import ROOMS
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 ROWS = re.findall(r"^\| `(.+?)` \| `(millrace [^`]+)` \| .+ \| .+ \|$", PAGE, re.MULTILINE)
@@ -19,7 +19,7 @@ ROWS = re.findall(r"^\| `(.+?)` \| `(millrace [^`]+)` \| .+ \| .+ \|$", PAGE, re
 def texts() -> tuple[str, ...]:
     """Every text of the source, … for what differs."""
     found: list[str] = []
-    for package in {*PACKAGES, "apps"}:
+    for package in ROOMS:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.JoinedStr):

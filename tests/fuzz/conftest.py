@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fuzz_counts import FOLDER, line, progress, read
+from tests.fuzz.fuzz_counts import FOLDER, line, progress, read
 
 ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
 SHOWN_EVERY_S = 10.0

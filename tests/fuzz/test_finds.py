@@ -29,10 +29,10 @@ from millrace.producers.gateway.episodes import bodies
 from millrace.producers.gateway.episodes import service as episodes
 from millrace.producers.gateway.sessions import ownership, responses
 from millrace.producers.gateway.upstreams import embeddings, upstream_routes
+from tests.fuzz.every_fuzz import EveryTraffic
+from tests.fuzz.gateway_fuzz import Traffic
 from tests.fuzz.test_gateway import BUDGET, EVERY_BUDGET, OTHERS, UPSTREAM_BUDGET, loud, renderer, rounds
 from tests.fuzz.test_keys import same_keys
-from tests.support.every_fuzz import EveryTraffic
-from tests.support.gateway_fuzz import Traffic
 from tests.support.in_process import Loud
 
 __all__ = ["loud", "renderer"]

@@ -27,20 +27,20 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.schemas import bounds, codec
 from millrace.schemas.limits import beyond
 from millrace.streams.refine.validate import Refusal, check_link, decode_body
+from tests.fuzz.completions_fuzz import UNSERVED as UNSERVED_COMPLETIONS
+from tests.fuzz.completions_fuzz import CompletionsTraffic
+from tests.fuzz.every_fuzz import EveryTraffic
+from tests.fuzz.fuzz_counts import Part
+from tests.fuzz.gateway_fuzz import KEYS, LABELLED, UNSERVED, Traffic
+from tests.fuzz.messages_fuzz import LABELLED as LABELLED_MESSAGES
+from tests.fuzz.messages_fuzz import PATH as MESSAGES
+from tests.fuzz.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
+from tests.fuzz.messages_fuzz import MessagesTraffic
+from tests.fuzz.responses_fuzz import UNSERVED as UNSERVED_RESPONSES
+from tests.fuzz.responses_fuzz import ResponsesTraffic
 from tests.support import chat_tokenizer, odd_json
-from tests.support.completions_fuzz import UNSERVED as UNSERVED_COMPLETIONS
-from tests.support.completions_fuzz import CompletionsTraffic
-from tests.support.every_fuzz import EveryTraffic
-from tests.support.fuzz_counts import Part
-from tests.support.gateway_fuzz import KEYS, LABELLED, UNSERVED, Traffic
 from tests.support.gateway_world import ScriptedEngine, world
 from tests.support.in_process import Answer, InProcess, Loud
-from tests.support.messages_fuzz import LABELLED as LABELLED_MESSAGES
-from tests.support.messages_fuzz import PATH as MESSAGES
-from tests.support.messages_fuzz import UNSERVED as UNSERVED_MESSAGES
-from tests.support.messages_fuzz import MessagesTraffic
-from tests.support.responses_fuzz import UNSERVED as UNSERVED_RESPONSES
-from tests.support.responses_fuzz import ResponsesTraffic
 
 ASKED = int(os.environ.get("MILLRACE_FUZZ", "0"))
 OTHERS = int(os.environ.get("MILLRACE_FUZZ_SEED") or 0)

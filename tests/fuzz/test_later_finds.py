@@ -13,8 +13,8 @@ from millrace.infra.log.archive.filling import Filler
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import row_of
 from millrace.schemas import codec
+from tests.fuzz.later_readers import READERS, UNMOVED
 from tests.fuzz.test_later_readers import quiet, survives, undisturbed
-from tests.support.later_readers import READERS, UNMOVED
 
 __all__ = ["quiet"]
 

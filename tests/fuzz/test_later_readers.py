@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 
 from millrace.infra.errors import LedgerError, SchemaError
-from tests.support.fuzz_counts import Part
+from tests.fuzz.fuzz_counts import Part
+from tests.fuzz.later_readers import ERRORS, READERS, ROLES, UNMOVED, Asked, history, ids
+from tests.fuzz.odd_logs import OddLogs, copied
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY
-from tests.support.later_readers import ERRORS, READERS, ROLES, UNMOVED, Asked, history, ids
-from tests.support.odd_logs import OddLogs, copied
 
 FUZZ = int(os.environ.get("MILLRACE_FUZZ", "0"))
 OTHERS = int(os.environ.get("MILLRACE_FUZZ_SEED") or 0)
@@ -97,7 +97,7 @@ def test_nothing_that_lies_anywhere_ends_a_reader(reader: str) -> None:
 
 def warehouse(folder: Path, count: int, *more: str) -> subprocess.CompletedProcess[str]:
     """Damaged histories into tables, in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.odd_warehouse", str(folder), str(count), str(OTHERS), *more]
+    command = [sys.executable, "-m", "tests.fuzz.odd_warehouse", str(folder), str(count), str(OTHERS), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -33,8 +33,8 @@ from millrace.dialects.all import DIALECTS, MESSAGES, RESPONSES
 from millrace.producers.gateway.app import OWN, routes
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.intake.otlp.app import HEALTH, ROUTES
-from tests.support import badness
-from tests.support.badness import DROPPED, SOCKET, Answered, Target, cases, frame, frames, send, upgraded
+from tests.fuzz import badness
+from tests.fuzz.badness import DROPPED, SOCKET, Answered, Target, cases, frame, frames, send, upgraded
 from tests.support.documents import ROOT
 from tests.support.imported import logged, traced
 from tests.support.otlp_process import KEY
@@ -160,7 +160,7 @@ async def listening(folder: Path) -> AsyncIterator[Listeners]:
     runner = web.ServerRunner(web.Server(far), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    command = [sys.executable, "-m", "tests.support.listeners_process", str(folder)]
+    command = [sys.executable, "-m", "tests.fuzz.listeners_process", str(folder)]
     process = subprocess.Popen(
         [*command, f"http://127.0.0.1:{runner.addresses[0][1]}"],
         stdin=subprocess.PIPE,

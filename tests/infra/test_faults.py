@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from millrace.infra import faults
+from tests.support.fault_points import fault_points
 
 PROGRAM = "from millrace.infra import faults\nfor _ in range(3):\n    faults.point('x')\n    print('alive', flush=True)"
 
@@ -33,7 +34,7 @@ def test_once_means_that_the_next_start_lives(tmp_path: Path) -> None:
 
 
 def test_every_point_is_found_and_has_a_role() -> None:
-    names = faults.names()
+    names = fault_points()
     assert {"runner.before_begin", "runner.after_send", "transactor.after_offsets", "claims.before_rename"} <= set(
         names
     )

@@ -10,6 +10,7 @@ from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WeightVersion, WorkerStatus
 from millrace.trainers.weights import manifest
 from tests.support.tiny_model import write_manifest
+from tests.support.versions import weights
 
 NAMESPACE, POLICY = "reloader", "policy"
 WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
@@ -19,21 +20,11 @@ def weight_event(version: int, folder: Path) -> WeightVersion:
     """The event of a directory that holds a manifest."""
     listing = manifest.load(folder)
     return {
+        **weights(version, listing.digest),
         "policy": POLICY,
-        "version": version,
         "parent": version - 1 if version else None,
-        "mode": "full",
         "uri": str(folder),
-        "digest": listing.digest,
         "files": dict(listing.files),
-        "tokenizer_hash": "",
-        "template_hash": "",
-        "seq_lo": 0,
-        "seq_hi": 0,
-        "batch": None,
-        "eta": None,
-        "shards": None,
-        "group_size": None,
         "time": now_micros(),
     }
 

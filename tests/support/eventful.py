@@ -45,7 +45,6 @@ BRANCH, BEGINS = "b", 3
 """a branch, and the version of the policy that it begins at"""
 EPOCHS = 6
 LEASE, IDLE = 40 * SECOND, 4
-DATASET = [f"{task}@{epoch}" if epoch else task for epoch in range(EPOCHS) for task in TASKS]
 
 
 @cache

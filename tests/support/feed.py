@@ -20,7 +20,6 @@ from millrace.schemas import codec
 from millrace.schemas.arrays import pack
 from millrace.schemas.records import WeightVersion
 
-VOCABULARY = 32
 PROMPT = 8
 
 

@@ -35,7 +35,7 @@ LONGEST = (
     "tests/consumers/warehouse/test_rebuild_killed.py",
     "tests/consumers/test_kills.py",
     "tests/consumers/learner/test_learner.py",
-    "tests/apps/demo/test_rl_in_process.py",
+    "tests/benchmarks/test_rl_in_process.py",
     "tests/infra/stages/test_processes.py",
     "tests/conformance/test_conformance_of_backends.py",
     "tests/consumers/warehouse/test_server_mode.py",

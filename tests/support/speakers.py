@@ -90,15 +90,13 @@ class Speaker(ABC):
         """The smallest request, as JSON."""
 
 
-class ChatSpeaker(Speaker):
-    """OpenAI's client of chat completions."""
+class OpenaiSpeaker(Speaker):
+    """OpenAI's client, of any of its APIs."""
 
-    name, path = "chat", "/v1/chat/completions"
     rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
-    several = True
 
     @property
-    def _client(self) -> openai.AsyncOpenAI:
+    def client(self) -> openai.AsyncOpenAI:
         return self.w.kept(
             openai.AsyncOpenAI(
                 base_url=f"{self.w.url}/v1",
@@ -107,6 +105,13 @@ class ChatSpeaker(Speaker):
                 default_headers=self.headers,
             )
         )
+
+
+class ChatSpeaker(OpenaiSpeaker):
+    """OpenAI's client of chat completions."""
+
+    name, path = "chat", "/v1/chat/completions"
+    several = True
 
     @staticmethod
     def _messages(talk: Talk, system: str = "") -> list[Any]:
@@ -126,12 +131,12 @@ class ChatSpeaker(Speaker):
         if stop:
             given["stop"] = list(stop)
         if not stream:
-            answer = await self._client.chat.completions.create(**given)
+            answer = await self.client.chat.completions.create(**given)
             message, usage = answer.choices[0].message.model_dump(exclude_none=True), answer.usage
             return self._said(answer.id, message, answer.choices[0].finish_reason, usage)
         message = {"role": "assistant", "content": ""}
         end, id, usage = "", "", None
-        async for chunk in await self._client.chat.completions.create(
+        async for chunk in await self.client.chat.completions.create(
             **given, stream=True, stream_options={"include_usage": True}
         ):
             id, usage = chunk.id, chunk.usage or usage
@@ -160,7 +165,7 @@ class ChatSpeaker(Speaker):
         return Said(id, text, thoughts, calls, end, tokens, message)
 
     async def first(self, talk: Talk) -> Any:
-        stream = await self._client.chat.completions.create(model="m", messages=self._messages(talk), stream=True)
+        stream = await self.client.chat.completions.create(model="m", messages=self._messages(talk), stream=True)
         await anext(aiter(stream))
         return stream
 
@@ -168,23 +173,11 @@ class ChatSpeaker(Speaker):
         return {"model": "m", "messages": [{"role": "user", "content": text}]}
 
 
-class CompletionsSpeaker(Speaker):
+class CompletionsSpeaker(OpenaiSpeaker):
     """OpenAI's client of legacy completions: it writes the form of a conversation itself, without tools."""
 
     name, path = "completions", "/v1/completions"
-    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
     several, tools = True, False
-
-    @property
-    def _client(self) -> openai.AsyncOpenAI:
-        return self.w.kept(
-            openai.AsyncOpenAI(
-                base_url=f"{self.w.url}/v1",
-                api_key=self.key,
-                max_retries=self.retries,
-                default_headers=self.headers,
-            )
-        )
 
     @staticmethod
     def _prompt(talk: Talk, system: str = "") -> str:
@@ -199,10 +192,10 @@ class CompletionsSpeaker(Speaker):
         if stop:
             given["stop"] = list(stop)
         if not stream:
-            answer = await self._client.completions.create(**given)
+            answer = await self.client.completions.create(**given)
             return self._said(answer.id, answer.choices[0].text, answer.choices[0].finish_reason, answer.usage)
         text, end, id, usage = "", "", "", None
-        async for chunk in await self._client.completions.create(
+        async for chunk in await self.client.completions.create(
             **given, stream=True, stream_options={"include_usage": True}
         ):
             id, usage = chunk.id, chunk.usage or usage
@@ -215,9 +208,7 @@ class CompletionsSpeaker(Speaker):
         return Said(id, text, "", (), end, (usage.prompt_tokens, usage.completion_tokens), raw)
 
     async def first(self, talk: Talk) -> Any:
-        stream = await self._client.completions.create(
-            model="m", prompt=self._prompt(talk), max_tokens=100, stream=True
-        )
+        stream = await self.client.completions.create(model="m", prompt=self._prompt(talk), max_tokens=100, stream=True)
         await anext(aiter(stream))
         return stream
 
@@ -297,23 +288,11 @@ class MessagesSpeaker(Speaker):
         return {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": text}]}
 
 
-class ResponsesSpeaker(Speaker):
+class ResponsesSpeaker(OpenaiSpeaker):
     """OpenAI's client of responses; streams by its helper."""
 
     name, path = "responses", "/v1/responses"
-    rejected, unauthorized, failed = openai.BadRequestError, openai.AuthenticationError, openai.APIError
     stops = False
-
-    @property
-    def client(self) -> openai.AsyncOpenAI:
-        return self.w.kept(
-            openai.AsyncOpenAI(
-                base_url=f"{self.w.url}/v1",
-                api_key=self.key,
-                max_retries=self.retries,
-                default_headers=self.headers,
-            )
-        )
 
     @staticmethod
     def items(talk: Talk) -> list[Any]:
@@ -329,8 +308,8 @@ class ResponsesSpeaker(Speaker):
                 out += said.raw if isinstance(said.raw, list) else [said.raw]
         return out
 
-    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
-        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
+    def _given(self, talk: Talk, tools: Sequence[str], system: str, most: int) -> dict[str, Any]:
+        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most}
         if system:
             given["instructions"] = system
         if tools:
@@ -338,6 +317,10 @@ class ResponsesSpeaker(Speaker):
                 {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
                 for name in tools
             ]
+        return given
+
+    async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
+        given = self._given(talk, tools, system, most) | more
         if stop:
             given["extra_body"] = {"stop": list(stop)}
         if not stream:
@@ -393,14 +376,7 @@ class SocketSpeaker(ResponsesSpeaker):
     unauthorized = InvalidStatus
 
     async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
-        given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most, **more}
-        if system:
-            given["instructions"] = system
-        if tools:
-            given["tools"] = [
-                {"type": "function", "name": name, "description": "d", "parameters": SCHEMA, "strict": False}
-                for name in tools
-            ]
+        given = self._given(talk, tools, system, most) | more
         async with self.client.responses.connect() as connection:
             return await self.over(connection, **given)
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from millrace.consumers.warehouse.ingest import blocks as cutting
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.digests import Digests, digests
+from millrace.consumers.warehouse.store.columns import quoted, text
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.consumers.warehouse.store.server import Server
-from millrace.consumers.warehouse.store.tables import LOG
+from millrace.consumers.warehouse.store.tables import LOG, TABLES, UNREADABLE
 from millrace.infra import faults
 from millrace.infra.log.base import Bus, Outgoing
+from tests.support.fault_points import fault_points
 from tests.support.history import History
 from tests.support.history_log import NS
 
@@ -142,7 +143,7 @@ def main() -> None:
     seed, kills = int(sys.argv[2]), int(sys.argv[3])
     cutting.SPAN = 8  # many blocks
     bus, chance = world(seed).bus, random.Random(seed)
-    points = [name for name in faults.names(["consumers"]) if name.startswith("warehouse.")]
+    points = [name for name in fault_points("consumers") if name.startswith("warehouse.")]
     died: dict[str, int] = dict.fromkeys(points, 0)
     for point in points:
         for nth in (1, 2):
@@ -173,3 +174,30 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+Digests = dict[str, tuple[int, dict[str, int]]]
+"""rows and digest by column, by table"""
+
+
+def digests(store: Store, namespace: str = "") -> Digests:
+    """Rows and digests of every table of records. namespace: of its topics alone."""
+    columns = {table.name: table.columns for table in TABLES} | {"unreadable": UNREADABLE}
+    where = f"WHERE startsWith(topic, {text(namespace + '.')})" if namespace else ""
+    found: Digests = {}
+    for name, some in columns.items():
+        sums = (f"sum(cityHash64(toString(topic), part, off, toString({quoted(column.name)})))" for column in some)
+        (count, *values), *_ = store.rows(f"SELECT count(), {', '.join(sums)} FROM {LOG}.{name} {where}")
+        found[name] = (count, {column.name: value for column, value in zip(some, values, strict=True)})
+    return found
+
+
+def differing(one: Digests, other: Digests) -> list[str]:
+    """Tables and columns in which two differ, in words."""
+    out = []
+    for name, (count, values) in one.items():
+        others, them = other[name]
+        wrong = [column for column, value in values.items() if them[column] != value]
+        if count != others or wrong:
+            out.append(f"{name}: {count} rows and {others}; columns {', '.join(wrong) or 'equal'}")
+    return out

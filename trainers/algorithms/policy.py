@@ -29,13 +29,7 @@ from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgo
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.masks import fresh, second_moment
 from millrace.trainers.algorithms.normalisation import Reduce, alone, normalise
-from millrace.trainers.algorithms.policy_loss import (
-    cispo,
-    clipped_surrogate,
-    sapo,
-    sequence_advantages,
-    sequence_ratio,
-)
+from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
 from millrace.trainers.algorithms.repair import clamped, repair
 from millrace.trainers.algorithms.rewards import Earned, mixed, recorded
 from millrace.trainers.algorithms.value_loss import ValueLoss

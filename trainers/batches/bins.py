@@ -15,13 +15,12 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from millrace.trainers.errors import BadConfiguration
 
 Bins: TypeAlias = list[list[int]]
 """Indices of units."""
-Packing: TypeAlias = Literal["sequential", "ffd", "kk"]
 
 
 def divide(sizes: Sequence[int], capacity: int, *, packing: str, least: int = 1, divisor: int = 1) -> Bins:

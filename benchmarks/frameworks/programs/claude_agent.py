@@ -1,12 +1,6 @@
 import asyncio
 
-from claude_agent_sdk import (
-    ClaudeAgentOptions,
-    ClaudeSDKClient,
-    ResultMessage,
-    create_sdk_mcp_server,
-    tool,
-)
+from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, create_sdk_mcp_server, tool
 from talk import KEY, MODEL, QUESTIONS, ROOT_URL, add, done, multiply
 
 TAKES = {"a": float, "b": float}

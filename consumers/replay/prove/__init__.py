@@ -10,6 +10,5 @@ rank_worker       a rank at work: the learner's own trainer, gather and checkpoi
 worker_pool       the processes, formed anew for each stretch of steps
 compare           where two versions differ first, and how far
 prover            steps trained again, one after the other
-scratch_folder    the folder in which all of it happens
-command           `millrace replay prove`, also of a dumped step
+command           `millrace replay prove`, also of a dumped step, and the folder in which all of it happens
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -15,7 +19,6 @@ from millrace.consumers import policy_names
 from millrace.consumers.replay.prove import compare, same_environment
 from millrace.consumers.replay.prove.plan import Plan, named, number_range, plan, spans
 from millrace.consumers.replay.prove.prover import LayoutVariant, Outcome, Prover, linked, ranks
-from millrace.consumers.replay.prove.scratch_folder import scratch_folder
 from millrace.consumers.replay.prove.step_folder import Dump, TrainedStep, on_record
 from millrace.consumers.replay.prove.version_history import RecordedVersion, RecordedVersions
 from millrace.consumers.replay.prove.worker_pool import WorkerPool
@@ -30,6 +33,7 @@ from millrace.schemas.records import LedgerEntry
 from millrace.trainers.weights import manifest
 
 COLOURS = {"equal": "green", "close": "yellow", "differs": "bold red", "unknown": "yellow"}
+SCRATCH_PREFIX = "millrace-replay-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +300,45 @@ def load(
         trained = pool.train(folder, root)
     detail = "" if trained.digest == entry["digest"] else compare.first_file(files, trained.files)
     return DumpOutcome(entry, trained, layout, time.monotonic() - start_s, differences, detail)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """An empty folder below the one for temporary files, removed at the end, as are those of replays that were
+    killed. It is locked for as long as this process lives: one that can be locked is nobody's."""
+    sweep(Path(tempfile.gettempdir()))
+    folder, handle = _locked()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _locked() -> tuple[Path, int]:
+    """A new folder with its lock. Another process may sweep it away before it is locked: then another one."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+        with suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, handle
+            os.close(handle)
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove the folders under `root` that this user's replays left; gives them."""
+    folders: list[Path] = []
+    for path in root.glob(f"{SCRATCH_PREFIX}*"):
+        with suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+                folders.append(path)
+            finally:
+                os.close(handle)
+    return folders

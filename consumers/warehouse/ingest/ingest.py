@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from millrace.consumers.warehouse.ingest.avro_file import make_frame
 from millrace.consumers.warehouse.ingest.blocks import Block, Cutter
@@ -26,7 +27,6 @@ from millrace.consumers.warehouse.ingest.bookkeeping import Proof, unreadable_ro
 from millrace.consumers.warehouse.ingest.shares import AllPartitions, Shares
 from millrace.consumers.warehouse.ingest.table_choice import Behind, TableChooser, kind_of
 from millrace.consumers.warehouse.ingest.topic_identity import Tip, tips, topic_was_recreated
-from millrace.consumers.warehouse.ingest.undecodable_rows import undecodable
 from millrace.consumers.warehouse.store.base import Insertion, Store
 from millrace.consumers.warehouse.store.drop import wait_for_deletes
 from millrace.consumers.warehouse.store.fences import PROOFS, Fence, Where, named, take_over
@@ -35,6 +35,8 @@ from millrace.consumers.warehouse.store.tables import LOG, TABLES, RecordTable, 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, StorageError, WarehouseError, WarehouseTaken
 from millrace.infra.log.base import Bus, Record
+from millrace.schemas import codec
+from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import new_id
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,11 @@ AGAIN_S = 2.0
 """before another try, after the log, the disk or the engine refused"""
 POLL = 2000
 UNREADABLE = "unreadable"
+Row = tuple[int, bytes]
+MEMORY = 241
+"""what a length that is no length asks for, and what readers may have taken"""
+ABOUT_BYTES = frozenset({32, 33, 36, 69, 117, 128, 131, 190, 321, 349, 395, 407, 748, 1001})
+"""ClickHouse's codes for bytes that are not what they should be"""
 
 
 class _Moved(Exception):
@@ -335,3 +342,43 @@ class Ingest:
     def _main(self, topic: str) -> RecordTable:
         """The table that says how far a topic is."""
         return position_of(self._kind(topic))
+
+
+def undecodable(
+    rows: Sequence[Row], attempt: Callable[[Sequence[Row]], None], records: Mapping[int, Record], behind: Behind
+) -> list[tuple[int, str]]:
+    """Offsets and reasons of rows that cannot be read. `attempt` raises WarehouseError for rows of which one cannot.
+    Raises what it raises where that is not about the bytes of a row.
+
+    Invariant: whether a row is sound, and why not, depends on its bytes alone, never on its neighbours, the disk or the
+    memory of the moment."""
+    if not rows:
+        return []
+    try:
+        attempt(rows)
+    except WarehouseError as error:
+        if len(rows) > 1:
+            half = len(rows) // 2
+            return [
+                *undecodable(rows[:half], attempt, records, behind),
+                *undecodable(rows[half:], attempt, records, behind),
+            ]
+        offset = rows[0][0]
+        fault = _fault(records[offset], behind)
+        if error.code in ABOUT_BYTES or (error.code == MEMORY and fault):
+            return [(offset, fault or f"ClickHouse cannot read it (code {error.code})")]
+        raise
+    return []
+
+
+def _fault(record: Record, behind: Behind) -> str:
+    """Why a record does not decode, empty where it does. What the engine says of it would not do: that depends on the
+    number behind the row too."""
+    try:
+        found: dict[str, Any]
+        name, found = codec.decode(behind(record.value or b""))
+        if name == "Event" and found["body_encoding"] == "plain":
+            codec.decode(found["body"])
+    except SchemaError as error:
+        return str(error)
+    return ""

@@ -72,14 +72,6 @@ def _parameter(head: str, told: str) -> Parameter:
     return Parameter(name, kind, default.strip("'") if given else None, told)
 
 
-def question(name: str) -> Question:
-    """The question of that name. Raises QuestionError, which names those there are."""
-    found = questions().get(name)
-    if found is None:
-        raise QuestionError(f"there is no question {name!r}: ask one of {', '.join(questions())}")
-    return found
-
-
 def values(asked: Question, given: Mapping[str, str]) -> dict[str, str]:
     """A value for every parameter, as text. Raises QuestionError for one that is missing, unknown or no number."""
     unknown = set(given) - {parameter.name for parameter in asked.parameters}

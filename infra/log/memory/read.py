@@ -8,16 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.infra.errors import RefusedError, TopicError, UnreachableError
-from millrace.infra.log.base import (
-    EARLIEST,
-    LATEST,
-    Member,
-    MemberToken,
-    OnAssign,
-    OnRevoke,
-    Record,
-    Tail,
-)
+from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberToken, OnAssign, OnRevoke, Record, Tail
 from millrace.infra.log.memory.state import MemoryState
 
 

@@ -11,14 +11,7 @@ from concurrent.futures import Future
 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
-from millrace.infra.log.base import (
-    MemberToken,
-    Outgoing,
-    Place,
-    Publisher,
-    Sent,
-    Transactor,
-)
+from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
 from millrace.infra.log.memory.state import MemoryGroup, MemoryState
 
 

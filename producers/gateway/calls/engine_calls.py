@@ -5,14 +5,17 @@ Invariant: a call that fails before its first token leaves no trace in its sessi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from millrace.dialects import match_keys
 from millrace.dialects.all import CHAT
 from millrace.dialects.base import Dialect
-from millrace.dialects.conversation import Ask, messages_of
-from millrace.dialects.errors import ApiError, of_engine
-from millrace.dialects.rendering.base import PromptTooLong, RenderError
+from millrace.dialects.conversation import Ask, check_strict, messages_of, prompt_message, unknown_fields
+from millrace.dialects.errors import ApiError, bad_request, of_engine
+from millrace.dialects.rendering.base import Message, Options, PromptTooLong, RenderError
+from millrace.dialects.stored_responses import Recalled, StoredResponse
 from millrace.dialects.template_options import template_options
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.process.offload import HEAVY, aside
@@ -21,10 +24,50 @@ from millrace.producers.gateway.calls.engine_call import EngineCall
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, refuse_ended
 from millrace.producers.gateway.calls.models import wanted
 from millrace.producers.gateway.calls.sampling import to_sampling, too_long
-from millrace.producers.gateway.calls.understanding import understand
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
+from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.ownership import hints
+from millrace.schemas.requests import RequestOutline, outlined
+
+
+class Understood(NamedTuple):
+    """What a request says, whole in itself whatever earlier responses it named: its messages as templates want them,
+    and the digests that say what it continues or repeats."""
+
+    request: Ask
+    messages: list[Message]
+    digests: list[bytes]
+    hash: bytes
+    body: bytes
+    """whole in itself"""
+    used: Sequence[StoredResponse]
+    """the responses that it named"""
+    options: Options
+    """what it says to the chat template"""
+    outline: RequestOutline | None
+    """where its parts stand in the body"""
+
+
+def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: GatewayOptions) -> Understood:
+    """What a request says in its dialect. Changes no session, so that it may run beside the loop. Raises ApiError, also
+    where a body that was made whole, or its bytes times the choices that it asks for, exceed `max_body_bytes`.
+
+    recalled: the earlier responses that it may name, by what it says of its end user."""
+    received = body
+    request, body, used = dialect.understand(body, recalled)
+    if options.strict:
+        check_strict(request, unknown_fields(request, received), dialect.unknown)
+    if request.n * len(body) > options.max_body_bytes:
+        most = options.max_body_bytes // len(body)
+        raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
+    if used and len(body) > options.max_body_bytes:
+        raise too_long(request.asked_in)
+    messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
+    digests = match_keys.chain(messages, request.tools)
+    hash, said = match_keys.request_hash(body), template_options(body)
+    return Understood(request, messages, digests, hash, body, used, said, outlined(body))
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """Sessions over HTTP: start, events, reward, end. What the client library and the rollout workers speak.
 
 Invariants: starting with an attempt that is already running gives that session again; a reward with an id that its
-source already used, and ending twice, change nothing; a reward may come after the end; `judges` says who may
+source already used, and ending twice, change nothing; a reward may come after the end; `check_source` says who may
 give one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TypeVar, cast
 
@@ -27,7 +27,6 @@ from millrace.producers.gateway.episodes.bodies import (
     StartIn,
     ToolCallIn,
 )
-from millrace.producers.gateway.episodes.judges import SELF, check_room, check_source
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.sessions.ownership import USER, Hints, hints
@@ -48,6 +47,8 @@ LONGEST_GROUP = 200
 NOT_JOINED: Mapping[str, str | None] = {"join": None, "asked_id": None}
 
 T = TypeVar("T")
+SELF = "agent"
+"""the one source of a session's own key: what an agent says of itself"""
 
 
 async def _read(kind: type[T], body: bytes) -> T:
@@ -366,3 +367,42 @@ def _text(value: object) -> str:
         return orjson.dumps(value).decode()
     except TypeError:  # an integer of more than 64 bits
         return json.dumps(value, ensure_ascii=False)
+
+
+def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserved: Collection[str]) -> None:
+    """Raises ApiError 403 for a source that the caller may not speak for.
+
+    A session's own key, which the agent under training holds, speaks for `agent` alone, and not even for that where the
+    episode awaits it; a static key speaks for every source but those of deployed verifiers, which its entry in
+    `[gateway.keys]` must name as `judges`, and so does everyone where the gateway asks for no keys; the workers' key
+    speaks for all.
+
+    own_key: whether the caller holds the session's own key. awaits: the sources that the episode waits for. reserved:
+    sources of verifiers that the caller does not judge for."""
+    if own_key and (source != SELF or source in awaits):
+        raise ApiError(
+            403,
+            f"A session's own key cannot speak for {source!r}: it may say what the agent thinks of itself (source "
+            f"{SELF!r}, where nobody waits for that). Send rewards of other sources with a key of [gateway.keys]",
+            code="wrong_source",
+            param="source",
+        )
+    if not own_key and source in reserved:
+        raise ApiError(
+            403,
+            f"This caller cannot speak for {source!r}, a verifier of this deployment: send a key that names it under "
+            "`judges` in [gateway.keys], or use another source",
+            code="wrong_source",
+            param="source",
+        )
+
+
+def check_room(known: Iterable[str], source: str, awaits: Collection[str]) -> None:
+    """Raises ApiError 400 where an episode keeps no more rewards of such a source.
+
+    known: the sources of those that it has. Awaited sources and others have room of their own, as where episodes are
+    sealed, so that nobody fills the room of those who are awaited."""
+    count = sum((other in awaits) == (source in awaits) for other in known)
+    if count >= bounds.REWARDS:
+        which = "of those that it awaits" if source in awaits else "of sources that it does not await"
+        raise bad_request(f"This episode has {count} rewards {which} and keeps no more", code="too_many_rewards")

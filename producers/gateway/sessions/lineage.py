@@ -22,15 +22,7 @@ from typing import TypedDict
 import numpy as np
 
 from millrace.dialects import match_keys
-from millrace.dialects.rendering.base import (
-    NO_OPTIONS,
-    RAW,
-    Message,
-    NoContinuation,
-    Options,
-    Renderer,
-    Tools,
-)
+from millrace.dialects.rendering.base import NO_OPTIONS, RAW, Message, NoContinuation, Options, Renderer, Tools
 from millrace.infra.engines.base import ABORT
 from millrace.infra.errors import GatewayError
 from millrace.schemas.arrays import unpack

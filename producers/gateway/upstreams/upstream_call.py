@@ -13,13 +13,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from millrace.dialects import match_keys
 from millrace.dialects.answers import WholeAnswer
 from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.head import RequestHead, renamed
-from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadRequest
+from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
 from millrace.dialects.rendering.base import Message
 from millrace.dialects.stored_responses import Recalled, ResponseOrigin
 from millrace.infra.engines.base import ABORT
@@ -27,11 +28,12 @@ from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedRepl
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, WholeReply, model_call
-from millrace.producers.gateway.upstreams.bill import NO_ANSWER, AnswerFacts, Bill, bill_of
-from millrace.producers.gateway.upstreams.cut import Cut
+from millrace.producers.gateway.prices import Prices, cost
+from millrace.producers.gateway.spending import Spent, borne, spent
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
+from millrace.schemas import bounds
 from millrace.schemas.records import ModelCall
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,39 @@ TOGETHER = 16 << 20
 """bytes that the records of one answer's choices may have, each of which holds the request and the whole answer"""
 BROKE_OFF = "the upstream broke off its answer"
 """of an answer that was not streamed, of which its client was told nothing"""
+ENDS = (b"\n\n", b"\r\n\r\n")
+OVERLAP = max(map(len, ENDS)) - 1
+"""bytes of an end that may have come before the part that completes it"""
+NO_ANSWER = WholeAnswer("", [], (0, 0, 0))
+
+
+class Cut:
+    """A stream of server-sent events in pieces that end where events end, so that an event of ours can follow any of
+    them. `rest`: the bytes of the event whose end did not come.
+
+    Invariants: no byte is lost, added or moved; what is searched of each part is the part and the few bytes before it,
+    however long the event is that it belongs to; an event longer than `EVENT_BYTES` is not held back."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+
+    def feed(self, part: bytes) -> bytes:
+        """The whole events that are there with these bytes, b"" where there is none."""
+        start = max(0, len(self.rest) - OVERLAP)
+        self.rest += part
+        at = start + behind(bytes(self.rest[start:]))
+        if at == start:
+            at = 0
+        if len(self.rest) - at > bounds.EVENT_BYTES:
+            at = len(self.rest)
+        whole = bytes(self.rest[:at])
+        del self.rest[:at]
+        return whole
+
+
+def behind(data: bytes) -> int:
+    """Where the last event ends that does; 0 where none does."""
+    return max((at + len(end) for end in ENDS if (at := data.rfind(end)) >= 0), default=0)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -339,3 +374,48 @@ def _ask(server: TextServer, path: str, body: bytes, headers: Mapping[str, str])
 
 def _stream(server: TextServer, path: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[StreamedReply]:
     return server.stream(path, body, headers)
+
+
+class AnswerFacts(NamedTuple):
+    """An answer as it is recorded: the response, and what it says, None where nobody here can read it. `size`: bytes
+    that came; `unread`: parts of a stream that could not be read, of `unread_bytes`; `finish`: why it ended, where that
+    is not for it to say; `fault`: what is wrong with it, where that is known."""
+
+    response: bytes
+    read: ReadAnswer | None
+    size: int
+    unread: int = 0
+    unread_bytes: int = 0
+    finish: str | None = None
+    streamed: bool = False
+    fault: str = ""
+
+    @property
+    def answer(self) -> WholeAnswer:
+        """What it says; nothing where nobody can read it."""
+        return NO_ANSWER if self.read is None else self.read.answer
+
+
+class Bill(NamedTuple):
+    """What all records of a call add, and what the first of them says that it cost: None where nobody knows.
+
+    Invariant: what an upstream counted is final for an answer that came to its end; an estimate stands in place of what
+    is not known, and no record says that an estimate is the cost."""
+
+    spent: Spent
+    cost: float | None
+
+
+def bill_of(facts: AnswerFacts, asked: int, prices: Prices | None, broken: Sequence[int]) -> Bill:
+    """What a call bears whose request has so many bytes; `broken`: bytes of each answer that broke off before."""
+    answer = facts.answer
+    aborted = any((facts.finish or choice.finish or ABORT) == ABORT for choice in answer.choices)
+    size = facts.read.size + facts.unread_bytes if facts.read and answer.choices else facts.size
+    is_final = not (facts.streamed and aborted)
+    usage = borne(answer.usage, asked, size, final=is_final)
+    is_counted = is_final and usage == answer.usage
+    total = spent(prices, usage)
+    for received in broken:
+        lost = spent(prices, borne((0, 0, 0), asked, received))
+        total = Spent(total.tokens + lost.tokens, total.money + lost.money)
+    return Bill(total, cost(prices, usage) if is_counted else None)

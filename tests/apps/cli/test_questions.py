@@ -49,7 +49,7 @@ def test_it_lists_every_question_with_its_help(ask: Ask) -> None:
 @pytest.mark.parametrize("name", catalog.questions())
 def test_every_question_explains_itself(ask: Ask, name: str) -> None:
     said = " ".join(ask(name, "--help").stdout.replace("│", " ").split())
-    question = catalog.question(name)
+    question = catalog.questions()[name]
     assert question.doc in said
     for parameter in question.parameters:
         assert parameter.flag in said
@@ -57,7 +57,7 @@ def test_every_question_explains_itself(ask: Ask, name: str) -> None:
 
 
 def test_it_prints_the_query(ask: Ask) -> None:
-    assert ask("compare", "--show-sql").stdout.strip() == catalog.question("compare").sql
+    assert ask("compare", "--show-sql").stdout.strip() == catalog.questions()["compare"].sql
 
 
 def test_it_refuses_what_it_cannot_ask(ask: Ask) -> None:

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from millrace.apps.demo.fleet import DemoFleet
-from millrace.apps.demo.live import DemoScreen
-from millrace.apps.demo.run import _configure, _name_failing, empty, summary
+from millrace.apps.demo.run import DemoScreen, _configure, _name_failing, empty, summary
 from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError

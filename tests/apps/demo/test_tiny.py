@@ -6,8 +6,8 @@ import pytest
 import torch
 from jinja2 import TemplateError
 
+from benchmarks.rl_in_process import rehearse
 from millrace.apps.demo import tiny
-from millrace.apps.demo.rl_in_process import rehearse
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import pack
@@ -80,7 +80,7 @@ def test_greedy_repeats_and_training_mode_is_left_as_it_was(backend: TorchBacken
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_warm_start_then_grpo_learns(tmp_path: Path) -> None:
-    """The proof of `millrace.apps.demo.rl_in_process` at CI size: 25 steps raise sampled reward by at least 0.15."""
+    """The proof of `benchmarks.rl_in_process` at CI size: 25 steps raise sampled reward by at least 0.15."""
     warm = tiny.make_sort_policy(tmp_path / "policy", seed=0)
     assert 0.3 <= warm.accuracy < 0.6
     result = rehearse(checkpoint.adopt(tmp_path / "policy"), policy("grpo"), Schedule(3e-4, warmup=10), steps=25)

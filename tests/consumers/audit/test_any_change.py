@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.corruptions.generator import Change
-from tests.support.corruptions.tally import HISTORIES, Tally, changes, generator, named
+from tests.consumers.audit.corruptions.generator import Change
+from tests.consumers.audit.corruptions.tally import HISTORIES, Tally, changes, generator, named
 
 DOCS = Path(__file__).parents[3] / "docs" / "audit.md"
 COUNT = int(os.environ.get("MILLRACE_CHANGES") or "400")

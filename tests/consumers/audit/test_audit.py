@@ -20,9 +20,9 @@ from millrace.infra.log.history import extent
 from millrace.infra.log.history.extent import MAY_BE_WHOLE
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
-from tests.support.corruptions import CORRUPTIONS, Corruption
-from tests.support.corruptions.forgeries import ALREADY, MORE, UNSEEN
-from tests.support.corruptions.provenance import PROVENANCE
+from tests.consumers.audit.corruptions import CORRUPTIONS, Corruption
+from tests.consumers.audit.corruptions.forgeries import ALREADY, MORE, UNSEEN
+from tests.consumers.audit.corruptions.provenance import PROVENANCE
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

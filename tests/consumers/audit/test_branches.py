@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +14,100 @@ from millrace.consumers.audit.laws.versions import Tiles, Versions
 from millrace.consumers.audit.laws.weights import Weights
 from millrace.infra.log.base import Record
 from millrace.infra.log.history.rows import Row
-from tests.support.corruptions import branches
+from millrace.trainers.offline.order import ItemOrder
+
+Entry = dict[str, Any]
+Forgery = Callable[[list[Entry]], None]
+
+PLACES = 4
+SOURCE = "n.p.trajectories"
+SEED = next(seed for seed in range(99) if [ItemOrder(2, 1, seed).items(step) for step in (0, 1)] == [[1], [0]])
+"""with which the second item of the selection is trained before the first"""
+DIGEST = hashlib.sha256("".join(f"{SOURCE}/0@{offset}\n" for offset in (2, 3, 0, 1)).encode()).hexdigest()
+
+
+def place(offset: int, topic: str = SOURCE) -> dict[str, Any]:
+    return {"topic": topic, "partition": 0, "offset": offset}
+
+
+def group(*offsets: int) -> Entry:
+    """A group of a branch, of samples at these offsets."""
+    places = [place(at) for at in offsets]
+    return {"seq": -1, "ticket": None, "group": f"g{offsets}", "trajectories": places, "lost": None, "cell": 0}
+
+
+def entries() -> list[Entry]:
+    """A branch of three versions, the last of which trains again what the first did."""
+    trained = [[], [group(0, 1)], [group(2, 3)], [group(0, 1)]]
+    config = json.dumps({"branch": {"batch": 1, "seed": SEED}})
+    return [
+        {"version": n, "seq_lo": 0, "seq_hi": 0, "groups": groups, "config": config} for n, groups in enumerate(trained)
+    ]
+
+
+def takes_of_the_order(ledger: list[Entry]) -> None:
+    ledger[2]["seq_hi"] = ledger[3]["seq_lo"] = ledger[3]["seq_hi"] = 2
+
+
+def names_a_seq(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["seq"] = 0
+
+
+def names_nothing(ledger: list[Entry]) -> None:
+    ledger[2]["groups"] = []
+
+
+def names_a_group_without_places(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"] = []
+
+
+def names_another_policy(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"] = [place(2, "n.q.trajectories")]
+
+
+def names_an_evaluation(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"] = [place(2, "n.p.evaluations")]
+
+
+def names_its_own_topic(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"] = [place(2, "n.b.trajectories")]
+
+
+def names_more_than_was_selected(ledger: list[Entry]) -> None:
+    ledger[3]["groups"].append(group(4))
+
+
+def names_another_place(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"][1] = place(4)
+
+
+def names_its_places_in_another_order(ledger: list[Entry]) -> None:
+    ledger[2]["groups"][0]["trajectories"].reverse()
+
+
+def names_its_groups_in_another_order(ledger: list[Entry]) -> None:
+    ledger[1]["groups"], ledger[2]["groups"] = ledger[2]["groups"], ledger[1]["groups"]
+
+
+def is_left_out(ledger: list[Entry]) -> None:
+    del ledger[2]
+
+
+BROKEN: list[tuple[Forgery, str]] = [
+    (takes_of_the_order, "takes seqs 0 to 2 of the order"),
+    (names_a_seq, "all of them under no seq"),
+    (names_nothing, "does not name the places"),
+    (names_a_group_without_places, "does not name the places"),
+    (names_another_policy, "no trajectory of p"),
+    (names_an_evaluation, "no trajectory of p"),
+    (names_its_own_topic, "no trajectory of p"),
+    (names_more_than_was_selected, "name 5 places of a selection of 4"),
+    (names_another_place, "other places than their selection's digest says"),
+    (names_its_places_in_another_order, "other places than their selection's digest says"),
+    (names_its_groups_in_another_order, "other places than their selection's digest says"),
+    (is_left_out, "follows 1"),
+]
+
 
 SELECTED = {"selection": "SELECT 1", "selection_digest": "a" * 64, "selection_places": 9}
 JUDGED = {"reward_source": "math", "reward_rubric": "v2"}
@@ -84,12 +179,12 @@ def test_text_without_exact_tokens_is_imitated_and_nothing_else(algorithm: str, 
     assert bool(found) != good
 
 
-def tiled(ledger: list[dict[str, Any]], digest: str = branches.DIGEST) -> list[str]:
+def tiled(ledger: list[dict[str, Any]], digest: str = DIGEST) -> list[str]:
     """What `tiles` says of the ledger of a branch."""
     topics = {"weights": "n.b.weights", "trajectories": "n.b.trajectories", "ledger": "n.b.ledger"}
     facts = Facts("b", topics, {"weights": {0: 0}, "ledger": {0: 0}}, "reserve", lambda kind: None)
     law = Tiles(facts)
-    whole = SELECTED | {"selection_places": branches.PLACES, "selection_digest": digest}
+    whole = SELECTED | {"selection_places": PLACES, "selection_digest": digest}
     for version in range(4):
         value = event(version, **(whole if version else {}))
         facts.weights(Row(Record("n.b.weights", 0, version, b"b", b"", {}, 0), "WeightVersion", value, b"", "weights"))
@@ -101,17 +196,17 @@ def tiled(ledger: list[dict[str, Any]], digest: str = branches.DIGEST) -> list[s
 
 
 def test_a_branch_takes_nothing_of_the_order_and_names_places_of_its_source() -> None:
-    assert tiled(branches.entries()) == []
+    assert tiled(entries()) == []
 
 
 def test_a_forged_selection_is_named_by_its_digest() -> None:
-    assert tiled(branches.entries(), "b" * 64) == [
+    assert tiled(entries(), "b" * 64) == [
         "versions up to 3 were trained on other places than their selection's digest says"
     ]
 
 
 def test_what_cannot_be_taken_anew_is_noted_and_no_violation() -> None:
-    ledger = branches.entries()
+    ledger = entries()
     assert tiled(ledger[:2], "b" * 64) == [
         "note: 2 of 4 places of the selection were trained, so its digest cannot be taken anew"
     ]
@@ -121,9 +216,9 @@ def test_what_cannot_be_taken_anew_is_noted_and_no_violation() -> None:
     assert said.startswith("note: nothing says in which order")
 
 
-@pytest.mark.parametrize(("forgery", "words"), branches.BROKEN, ids=lambda value: getattr(value, "__name__", None))
-def test_each_forgery_of_its_ledger_is_named(forgery: branches.Forgery, words: str) -> None:
-    ledger = branches.entries()
+@pytest.mark.parametrize(("forgery", "words"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_each_forgery_of_its_ledger_is_named(forgery: Forgery, words: str) -> None:
+    ledger = entries()
     forgery(ledger)
     found = tiled(ledger)
     assert any(words in message for message in found), found

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from tests.support.corruptions.forgeries import ALREADY, MORE, UNSEEN, Forgery
-from tests.support.corruptions.provenance import PROVENANCE
+from tests.consumers.audit.corruptions.forgeries import ALREADY, MORE, UNSEEN, Forgery
+from tests.consumers.audit.corruptions.provenance import PROVENANCE
 from tests.support.whole import Whole, whole
 
 

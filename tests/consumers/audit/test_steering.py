@@ -18,7 +18,7 @@ from millrace.consumers.tell.trees import story_tree
 from millrace.infra.log.history.rows import as_stored
 from millrace.infra.terminal import Terminal
 from millrace.testing.world import NAMESPACE
-from tests.support.corruptions.generator import altered_strings
+from tests.consumers.audit.corruptions.generator import altered_strings
 from tests.support.players import POLICY
 from tests.support.whole import KINDS, Whole, whole
 

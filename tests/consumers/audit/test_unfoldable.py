@@ -20,7 +20,7 @@ from millrace.schemas import codec
 from millrace.streams.dispatch.stage import Dispatch
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
-from tests.support.corruptions.forgeries import append, uncount, write
+from tests.consumers.audit.corruptions.forgeries import append, uncount, write
 from tests.support.whole import Whole, whole
 
 SEED = 4

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cells import Cells, layout_of
+from tests.consumers.cells import Cells, layout_of
 from tests.support.learners import Place, until, version
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]

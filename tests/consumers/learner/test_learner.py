@@ -19,6 +19,7 @@ from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
 from millrace.trainers.learning import Trainer
 from millrace.trainers.weights import checkpoint, manifest
+from tests.support.fault_points import fault_points
 from tests.support.feed import feed
 from tests.support.learners import Place, entries
 
@@ -195,7 +196,7 @@ def test_a_learner_that_stops_before_it_has_read_its_version_goes_on_from_the_ne
 
 def points() -> list[str]:
     ours = ("learner.", "checkpoint.")
-    return [name for name in faults.names(["consumers"]) if name.startswith(ours) and not name.endswith("_collect")]
+    return [name for name in fault_points("consumers") if name.startswith(ours) and not name.endswith("_collect")]
 
 
 class Killed(BaseException):

@@ -15,9 +15,9 @@ from millrace.infra import faults
 from millrace.infra.errors import ReloadError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.trainers.weights import manifest
+from tests.consumers.reloader.chains import Chain, write_chain
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import announce, statuses
-from tests.support.chains import Chain, write_chain
 from tests.support.engines import until
 
 

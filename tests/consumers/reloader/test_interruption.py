@@ -15,8 +15,8 @@ from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
+from tests.consumers.reloader.crowd import Crowd, check_versions
 from tests.support.announced import announce, weight_event
-from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import control_of, until
 
 PROMPT = [22, 10, 14, 40]

@@ -18,7 +18,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights import manifest
 from millrace.trainers.weights.manifest import Manifest, is_plain
-from tests.support.chains import Chain, write_chain
+from tests.consumers.reloader.chains import Chain, write_chain
 
 TAKEN = (".json", ".txt", ".jinja", ".model", ".safetensors")
 PARTS = st.sampled_from(["..", ".", "", "a", "/", "\\", "\x00", "\x1b", "\u202e", "~", "C:", "settings.json", "e"])

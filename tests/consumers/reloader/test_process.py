@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
+from tests.consumers.reloader.reloading import spawn
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS, announce, statuses, weight_event
 from tests.support.engines import LightEngine, until
+from tests.support.fault_points import fault_points
 from tests.support.forked import Fork
-from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
-POINTS = [point for point in faults.names(["consumers"]) if point.startswith("reloader.")]
+POINTS = [point for point in fault_points("consumers") if point.startswith("reloader.")]
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.process.net import LOCALHOST
+from tests.consumers.reloader.reloading import spawn
 from tests.support.announced import announce, weight_event
 from tests.support.engines import LightEngine, complete, differences, until
 from tests.support.forked import Fork
-from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 NAMESPACE, POLICY = "midway", "policy"

@@ -11,11 +11,11 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
+from tests.consumers.reloader.crowd import Crowd, check_versions
+from tests.consumers.reloader.reloading import spawn
 from tests.support.announced import announce, weight_event
-from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, until
 from tests.support.forked import Fork
-from tests.support.reloading import spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 POLICY = "policy"

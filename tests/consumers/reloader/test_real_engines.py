@@ -23,8 +23,8 @@ from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.hugging_face import OUTPUT, untie
 from millrace.trainers.weights.state import State
 from tests.consumers.reloader.conftest import Start
+from tests.consumers.reloader.crowd import Crowd, check_versions
 from tests.support.announced import announce, statuses, weight_event
-from tests.support.crowd import Crowd, check_versions
 from tests.support.engines import LightEngine, complete, control_of, differences, join, until
 from tests.support.tiny_model import write_manifest
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.inprocess import engine as inprocess
@@ -23,6 +22,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import WORKERS, announce, damaged, statuses, weight_event
 from tests.support.engines import DirectControl, complete, differences, join, until
+from tests.support.fault_points import fault_points
 
 SWAP = ["pause", "label loading", "load v0", "reset", "label policy@0", "resume"]
 PROMPT = [22, 10, 14, 40]
@@ -265,7 +265,7 @@ async def test_a_pause_that_fails_does_not_condemn(
     assert left < 0
 
 
-POINTS = [point for point in faults.names(["consumers"]) if point.startswith("reloader.")]
+POINTS = [point for point in fault_points("consumers") if point.startswith("reloader.")]
 
 
 def test_the_points_are_known() -> None:

@@ -13,8 +13,8 @@ import pytest
 from millrace.consumers import clearance
 from millrace.consumers.replay import rejudge
 from millrace.consumers.replay.prove.command import ReplayOptions, proving
-from millrace.consumers.replay.reward import Replay
-from millrace.consumers.replay.reward import sealed_rewards as every
+from millrace.consumers.replay.rejudge import Replay
+from millrace.consumers.replay.rejudge import sealed_rewards as every
 from millrace.consumers.replay.selection import ModelLimits, Selector
 from millrace.formats.exports.select import Selection
 from millrace.infra.config import load
@@ -25,9 +25,9 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import Trajectory
 from millrace.streams.reward.judge import Judge
+from tests.consumers.archived import cut
 from tests.consumers.replay.test_reward import SECOND, Playing
 from tests.support import forked
-from tests.support.archived import cut
 from tests.support.feed import feed
 from tests.support.learners import Place
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole

@@ -25,8 +25,8 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.schemas.records import Reward
 from millrace.testing.world import World
+from tests.consumers.replay.deployed import Deployed, deploy, weights
 from tests.support.branches import violations
-from tests.support.deployed import Deployed, deploy, weights
 from tests.support.documents import ROOT
 from tests.support.forked import Fork
 from tests.support.whole import NAMESPACE, POLICY, whole
@@ -47,8 +47,8 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from millrace.infra import faults
-from millrace.consumers.replay import reward
-reward.AT_ONCE = 2  # many small transactions instead of one
+from millrace.consumers.replay import rejudge
+rejudge.AT_ONCE = 2  # many small transactions instead of one
 left = int(os.environ["NTH"])
 def passed(name):
     global left

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from millrace.consumers.replay.reward import Replay, RewardComparison
-from millrace.consumers.replay.reward import sealed_rewards as every
+from millrace.consumers.replay.rejudge import Replay, RewardComparison
+from millrace.consumers.replay.rejudge import sealed_rewards as every
 from millrace.infra import faults
 from millrace.infra.errors import FencedError
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES
@@ -22,6 +22,7 @@ from millrace.streams.reward.conversation import Conversations
 from millrace.streams.reward.judge import Evaluator, Judge, reward_id
 from millrace.streams.reward.pool import Verdict
 from millrace.testing.world import World
+from tests.support.fault_points import fault_points
 from tests.support.whole import NAMESPACE, POLICY, Whole, whole
 
 SECOND = Evaluator("second", "tests:second", "v2", "trial-1")
@@ -166,7 +167,7 @@ def test_each_split_is_judged_when_it_is_asked_for(split: str) -> None:
     assert made.audit().clean
 
 
-@pytest.mark.parametrize("point", [name for name in faults.names(["consumers"]) if name.startswith("replay.")])
+@pytest.mark.parametrize("point", [name for name in fault_points("consumers") if name.startswith("replay.")])
 def test_a_replay_that_dies_anywhere_is_begun_again(point: str) -> None:
     """What a dead one left in doubt is settled by the next, which judges the rest."""
 

@@ -14,8 +14,8 @@ from millrace.consumers.warehouse.client import Asking, open_asking
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.store.server import Server
 from millrace.infra.config import Settings
+from tests.consumers.warehouse.attacks import ATTACKS, SERVED, written
 from tests.support.asked_tables import CANARY, KEY, ROWS, answering, fill
-from tests.support.attacks import ATTACKS, SERVED, written
 from tests.support.clickhouse_server import clickhouse_server
 from tests.support.stores import SERVERS, server_url
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.every_call import built
+from tests.consumers.warehouse.every_call import built
 
 EVERY = bool(os.environ.get("MILLRACE_EVERY_CALL"))
 STRIDE = 1 if EVERY else 29
@@ -24,7 +24,7 @@ HERE = platform.system() == "Linux" and platform.machine() == "x86_64"
 @pytest.mark.timeout(3600 if EVERY else 300)
 @pytest.mark.skipif(not HERE or not shutil.which("cc"), reason="counting calls needs a C compiler (cc) on x86-64 Linux")
 def test_killed_at_every_call_of_an_insert(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.every_call", str(tmp_path), str(STRIDE)]
+    command = [sys.executable, "-m", "tests.consumers.warehouse.every_call", str(tmp_path), str(STRIDE)]
     variables = {**os.environ, "LD_PRELOAD": str(built(tmp_path))}
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.store.digests import differing
 from tests.support.stores import URL
-from tests.support.warehouse import emptied, take_in, world
+from tests.support.warehouse import differing, emptied, take_in, world
 
 KILLS = int(os.environ.get("MILLRACE_WAREHOUSE_KILLS", "12"))
 SEED = 11

@@ -14,7 +14,6 @@ import pytest
 
 from millrace.consumers.warehouse.client import open_asking
 from millrace.consumers.warehouse.open_store import open_store
-from millrace.consumers.warehouse.store.digests import differing, digests
 from millrace.consumers.warehouse.store.tables import TABLES
 from millrace.infra.config import Settings, load
 from millrace.infra.config.read import variables
@@ -23,6 +22,7 @@ from millrace.infra.errors import MillraceError
 from millrace.infra.log.base import Outgoing
 from millrace.infra.process.net import free_ports
 from tests.support.history import History
+from tests.support.warehouse import differing, digests
 
 PATIENCE_S = 120
 

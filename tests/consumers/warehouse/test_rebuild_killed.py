@@ -20,7 +20,6 @@ from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.rebuild import rebuild_from
 from millrace.consumers.warehouse.store import drop as dropping
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.digests import Digests, differing, digests
 from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.consumers.warehouse.store.drop import in_order
 from millrace.consumers.warehouse.store.migrations import migrate
@@ -32,7 +31,7 @@ from millrace.infra.log.base import Bus, Outgoing, TopicSpec
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.history import History
 from tests.support.history_log import NS
-from tests.support.warehouse import BEYOND, first
+from tests.support.warehouse import BEYOND, Digests, differing, digests, first
 
 DAYS = 36_500
 """for which rows are kept: tables have a TTL, and no row of a test is old enough"""

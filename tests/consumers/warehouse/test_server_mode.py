@@ -20,7 +20,6 @@ from millrace.consumers.warehouse.ingest.shares import GroupShares, group_of
 from millrace.consumers.warehouse.rebuild import alone, rebuild_from
 from millrace.consumers.warehouse.store import fences
 from millrace.consumers.warehouse.store.base import Insertion
-from millrace.consumers.warehouse.store.digests import Digests, differing, digests
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.consumers.warehouse.store.server import Server
 from millrace.consumers.warehouse.store.tables import LOG
@@ -29,7 +28,7 @@ from millrace.infra.errors import WarehouseError, WarehouseTaken
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.stores import SERVERS, server_url
-from tests.support.warehouse import world
+from tests.support.warehouse import Digests, differing, digests, world
 
 PATIENCE_S = 120
 _BEHIND = re.compile(r"millrace-test\.[\w.]+-\d+-(?!unreadable)\w+-[1-9]\d*-")

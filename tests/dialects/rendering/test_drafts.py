@@ -19,7 +19,7 @@ from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.dialects.translation.base import ReplyFacts
 from millrace.dialects.translation.reply import TranslatedCall
 from millrace.producers.gateway.calls.choice import Choice
-from tests.support.families import FAMILIES, write
+from tests.dialects.families import FAMILIES, write
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "Add."}

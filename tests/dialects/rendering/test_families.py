@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from millrace.dialects.rendering.base import NoContinuation, RenderError, ReplyDelta
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
-from tests.support.families import FAMILIES, Family, write
+from tests.dialects.families import FAMILIES, Family, write
 
 PAGE = Path(__file__).parents[3] / "docs" / "templates.md"
 BEGIN, END = "<!-- families -->\n", "<!-- end -->\n"

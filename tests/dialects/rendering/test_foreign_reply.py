@@ -17,10 +17,10 @@ from millrace.dialects.rendering.foreign_reply import Unspoken, spoken
 from millrace.dialects.rendering.package import PackagedRenderer
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
+from tests.dialects.families import FAMILIES, Family
+from tests.dialects.families import write as write_family
 from tests.dialects.rendering.conftest import QWEN3
 from tests.support import chat_tokenizer
-from tests.support.families import FAMILIES, Family
-from tests.support.families import write as write_family
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "What is 3 + 4? Zürich ☂"}

@@ -18,7 +18,7 @@ from millrace.dialects.rendering.forms.all import FORMS
 from millrace.dialects.rendering.forms.base import schemas_of, typed
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
-from tests.support.families import DEEPSEEK, FAMILIES, HERMES, Family, write
+from tests.dialects.families import DEEPSEEK, FAMILIES, HERMES, Family, write
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.config import load
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.streams.seal.policies import announce
 from tests.formats.imports.test_import import brought, small, told
+from tests.support.fault_points import fault_points
 from tests.support.imported import ROWS, TALK, write
 from tests.support.whole import NAMESPACE, POLICY
 
@@ -42,7 +42,7 @@ SEED = 5
 @pytest.mark.timeout(300 + 30 * MORE)
 def test_killed_anywhere_and_begun_again_it_loses_and_doubles_nothing(broker: str, tmp_path: Path) -> None:
     assert {kill.partition(":")[0] for kill in KILLS} == {
-        name for name in faults.names(["formats"]) if name.startswith("import.")
+        name for name in fault_points("formats") if name.startswith("import.")
     }
     files = [
         write(tmp_path / "chat.jsonl", [{"messages": TALK, "reward": n / 8} for n in range(ROWS_OF_CHAT)]),

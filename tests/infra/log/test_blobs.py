@@ -16,8 +16,9 @@ from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.schemas import codec
+from tests.support.fault_points import fault_points
 
-POINTS = [name for name in faults.names(["infra"]) if name.startswith("claims.")]
+POINTS = [name for name in fault_points("infra") if name.startswith("claims.")]
 STORE = (
     "import sys; from millrace.infra.log.blobs import ClaimStore;ClaimStore(sys.argv[1]).store('Event', b'data' * 1000)"
 )

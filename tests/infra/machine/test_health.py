@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.infra.machine.health import OUTLIVED_S, WINDOW_S, End, failing, last_error
+from millrace.infra.machine.supervisor import OUTLIVED_S, WINDOW_S, End, failing, last_error
 
 NOW = 10_000.0
 

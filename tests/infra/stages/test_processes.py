@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import durable, faults
+from millrace.infra import durable
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -22,12 +22,13 @@ from millrace.infra.machine.broker import Broker
 from millrace.infra.stages.replay import verify
 from millrace.schemas import codec
 from tests.support.counter import Counter
+from tests.support.fault_points import fault_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 SLOTS = 2
 PATIENCE_S = 120.0
-POINTS = [name for name in faults.names(["infra"]) if name.startswith(("runner.", "transactor."))]
+POINTS = [name for name in fault_points("infra") if name.startswith(("runner.", "transactor."))]
 
 
 class Deployment:
@@ -45,7 +46,7 @@ class Deployment:
         self.sent = 0
 
     def start(self, kill: str = "") -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "tests.support.counter_process", self.broker, self.namespace]
+        command = [sys.executable, "-m", "tests.infra.stages.counter_process", self.broker, self.namespace]
         command += [self.claims, str(self.pad)]
         with (self.logs / f"{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(command, env={**os.environ, "MILLRACE_KILL": kill}, stdout=log, stderr=log)

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.producers.capture.entry import Entry
@@ -22,9 +21,10 @@ from millrace.producers.capture.rejection import FILE, Note
 from millrace.schemas import codec
 from millrace.testing.events import Episode
 from tests.producers.capture.test_rejection import capture, contents, kinds, records
+from tests.support.fault_points import fault_points
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka]
-POINTS = [name for name in faults.names(["producers"]) if name.startswith("forwarder.")]
+POINTS = [name for name in fault_points("producers") if name.startswith("forwarder.")]
 REFUSED = 4
 """the entry that no topic takes, since a header of it is longer than a record may be"""
 NUMBERS = range(9)
@@ -33,7 +33,7 @@ PATIENCE_S = 300
 
 def run(broker: str, topic: str, folder: Path, kill: str = "") -> int:
     """The exit code of a process that sends what lies in the folder."""
-    command = [sys.executable, "-m", "tests.support.forwarder_process", broker, topic, str(folder)]
+    command = [sys.executable, "-m", "tests.producers.capture.forwarder_process", broker, topic, str(folder)]
     with (folder / "output.log").open("ab") as output:
         env = {**os.environ, "MILLRACE_KILL": kill}
         return subprocess.run(command, env=env, stdout=output, stderr=output, timeout=PATIENCE_S).returncode

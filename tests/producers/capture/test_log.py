@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.entry import LONG, Entry, encode
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.capture.segments import frame, segments
+from tests.support.fault_points import fault_points
 
 
 def entry(number: int, size: int = 10) -> Entry:
@@ -213,7 +213,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [name for name in faults.names(["producers"]) if name.startswith("capture.")])
+@pytest.mark.parametrize("point", [name for name in fault_points("producers") if name.startswith("capture.")])
 def test_a_kill_at_any_point_loses_nothing_that_append_returned(point: str, tmp_path: Path):
     """Three times in a row on one folder; the next start goes on where the numbers ended."""
     last = -1

@@ -102,7 +102,14 @@ class Parts:
         self._environment = {**os.environ, **variables(flags), "PYTHONPATH": str(ROOT)}
         self._commands = {
             "gateway": [sys.executable, "-P", "-m", "millrace.apps.cli.main", "gateway"],
-            "upstream": [sys.executable, "-m", "tests.support.slow_upstream", str(upstream), str(PIECES), str(PAUSE_S)],
+            "upstream": [
+                sys.executable,
+                "-m",
+                "tests.producers.gateway.slow_upstream",
+                str(upstream),
+                str(PIECES),
+                str(PAUSE_S),
+            ],
         }
         for index in range(1, processes):
             self._commands[f"gateway-{index}"] = self._commands["gateway"]

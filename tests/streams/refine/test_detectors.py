@@ -234,7 +234,7 @@ def test_checksums():
 
 @pytest.fixture(scope="module")
 def dying():
-    guarded = Guarded(["tests.support.dying:Dying"], timeout_s=2.0)
+    guarded = Guarded(["tests.streams.refine.dying:Dying"], timeout_s=2.0)
     yield guarded
     guarded.close()
 
@@ -257,7 +257,7 @@ def test_a_detector_that_cannot_be_made_is_said_at_once():
 @pytest.mark.slow
 def test_a_process_that_stands_still_while_it_is_handed_a_text_costs_one_scan():
     before = set(multiprocessing.active_children())
-    guarded = Guarded(["tests.support.dying:Dying"], timeout_s=5.0)
+    guarded = Guarded(["tests.streams.refine.dying:Dying"], timeout_s=5.0)
     try:
         # It reads nothing, and the text is larger than what a pipe takes in.
         (child,) = set(multiprocessing.active_children()) - before

@@ -49,7 +49,13 @@ def test_a_choice_between_two_numbers_is_no_answer(answer: int, other: int, link
 
 @pytest.mark.parametrize(
     "name",
-    ["nonsense", "", "no_such_module:f", "tests.support.judges:nothing", "tests.support.judges:NOT_A_FUNCTION"],
+    [
+        "nonsense",
+        "",
+        "no_such_module:f",
+        "tests.streams.reward.judges:nothing",
+        "tests.streams.reward.judges:NOT_A_FUNCTION",
+    ],
 )
 def test_a_verifier_that_is_none_is_said_at_once(name):
     with pytest.raises(RewardError):
@@ -58,7 +64,7 @@ def test_a_verifier_that_is_none_is_said_at_once(name):
 
 @pytest.fixture(scope="module")
 def pool():
-    made = Pool("tests.support.judges:moody", timeout_s=6.0)
+    made = Pool("tests.streams.reward.judges:moody", timeout_s=6.0)
     yield made
     made.close()
 
@@ -91,7 +97,7 @@ async def test_a_task_that_is_no_json_is_a_labelled_failure(pool):
 
 @pytest.mark.slow
 async def test_a_verdict_may_have_parts():
-    pool = Pool("tests.support.judges:parts")
+    pool = Pool("tests.streams.reward.judges:parts")
     try:
         verdict = await pool.judge(json.dumps({}), "x", {"status": "completed"})
     finally:

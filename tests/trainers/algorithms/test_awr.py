@@ -16,7 +16,7 @@ from millrace.trainers.batches.packing import KEEP
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
-from tests.support.weighing import by_sample, current, weighed
+from tests.trainers.algorithms.weighing import by_sample, current, weighed
 
 
 def group(rewards: list[float | None]) -> list[Sample]:

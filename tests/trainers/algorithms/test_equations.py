@@ -15,10 +15,10 @@ from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
 from millrace.trainers.batches.sample import Sample
-from tests.support.algorithms.equations import SYMBOLS, Equation
-from tests.support.algorithms.table import PAGES
 from tests.support.samples import random_samples
-from tests.support.weighing import current, draw_scores, weighed
+from tests.trainers.algorithms.equations import SYMBOLS, Equation
+from tests.trainers.algorithms.table import PAGES
+from tests.trainers.algorithms.weighing import current, draw_scores, weighed
 
 Values = SimpleNamespace
 EQUATIONS: dict[str, Equation] = {name: page.equation for name, page in PAGES.items()}

@@ -19,7 +19,7 @@ from millrace.trainers.algorithms.repair import Rejection, clamped, repair
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
-from tests.support.weighing import current, weighed
+from tests.trainers.algorithms.weighing import current, weighed
 
 RULES = [
     TIS,

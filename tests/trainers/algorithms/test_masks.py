@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.masks import first_dropped, fresh, second_moment
-from tests.support.played import together
 from tests.support.samples import random_samples
+from tests.trainers.algorithms.played import together
 
 MOMENTS = st.lists(st.floats(0, 4, width=32).map(lambda x: round(x, 2)), min_size=1, max_size=40)
 

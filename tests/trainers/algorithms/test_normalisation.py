@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.normalisation import Norm, Reduce, alone, normalise
 from millrace.trainers.errors import BadConfiguration
-from tests.support.played import together
+from tests.trainers.algorithms.played import together
 
 GROUP = Norm("group", "group")
 ROWS = st.lists(st.tuples(st.floats(-10, 10), st.sampled_from("abcd"), st.booleans()), min_size=1, max_size=30)

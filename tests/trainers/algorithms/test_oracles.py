@@ -18,7 +18,7 @@ from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES
 from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
-from tests.support.weighing import Padded, by_sample, current, draw_scores, padded, weighed
+from tests.trainers.algorithms.weighing import Padded, by_sample, current, draw_scores, padded, weighed
 
 T = torch.Tensor
 Oracle = Callable[[Padded, T], T]

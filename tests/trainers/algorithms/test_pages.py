@@ -13,9 +13,9 @@ from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, names, policy
-from tests.support.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
-from tests.support.algorithms.papers import SOURCES
-from tests.support.algorithms.table import PAGES
+from tests.trainers.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
+from tests.trainers.algorithms.papers import SOURCES
+from tests.trainers.algorithms.table import PAGES
 
 FOLDER = Path(__file__).parents[3] / "docs" / "algorithms"
 MADE = pages()
@@ -23,7 +23,7 @@ MADE = pages()
 
 def test_the_pages_are_what_the_code_says() -> None:
     found = {path.name: path.read_text() for path in FOLDER.glob("*.md") if path.name not in WRITTEN}
-    assert found == MADE, "run: python -m tests.support.algorithms.pages docs/algorithms"
+    assert found == MADE, "run: python -m tests.trainers.algorithms.pages docs/algorithms"
 
 
 def test_every_algorithm_has_a_page_a_curve_and_every_knob_a_meaning() -> None:

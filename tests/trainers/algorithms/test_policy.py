@@ -20,9 +20,9 @@ from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, Packed, cut, pack
 from millrace.trainers.errors import BadConfiguration
-from tests.support.played import together
 from tests.support.samples import random_samples
-from tests.support.weighing import current, draw_scores, weighed
+from tests.trainers.algorithms.played import together
+from tests.trainers.algorithms.weighing import current, draw_scores, weighed
 
 VARIANTS: dict[str, dict[str, Any]] = {
     **{name: {"preset": name} for name in PRESETS},

@@ -8,16 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.trainers.algorithms.policy_loss import (
-    cispo,
-    clipped_surrogate,
-    sapo,
-    sequence_advantages,
-    sequence_ratio,
-)
+from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
 from millrace.trainers.batches.packing import pack
 from tests.support.samples import random_samples
-from tests.support.weighing import current
+from tests.trainers.algorithms.weighing import current
 
 LOGPROB = st.floats(-6, 0)
 

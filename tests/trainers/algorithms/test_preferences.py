@@ -19,7 +19,7 @@ from millrace.trainers.batches.packing import KEEP, REFERENCE, SIDE, cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
-from tests.support.weighing import by_sample, current, draw_scores, weighed
+from tests.trainers.algorithms.weighing import by_sample, current, draw_scores, weighed
 
 
 def pairs(seed: int, groups: int = 5) -> list[Sample]:

@@ -23,12 +23,7 @@ from millrace.trainers.learning import Schedule, Trainer
 from tests.support.documents import ROOT, blocks
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
-from tests.support.steps import (
-    HELD,
-    allocate_again,
-    train_in_allocation,
-    train_until_it_breaks,
-)
+from tests.support.steps import HELD, allocate_again, train_in_allocation, train_until_it_breaks
 
 FEW = "torch[actor]:d2+torch[critic]:d1"
 

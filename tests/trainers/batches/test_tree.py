@@ -21,8 +21,8 @@ from millrace.trainers.batches.packing import Packed, cut, pack
 from millrace.trainers.batches.sample import Sample
 from tests.support.ranks import Ranks
 from tests.support.samples import VOCABULARY, random_samples, small_state
-from tests.support.spread import pass_alone, pass_together
 from tests.support.steps import train_with
+from tests.trainers.spread import pass_alone, pass_together
 
 WORDS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=12)
 """Three tokens only, so that beginnings branch often, end within each other, and come twice."""

@@ -26,7 +26,7 @@ from millrace.trainers.weights.adapter import Lora
 from millrace.trainers.weights.manifest import NAME
 from tests.support import lessons
 from tests.support.documents import ROOT
-from tests.support.dying_offline import job as dying_job
+from tests.trainers.offline.dying_offline import job as dying_job
 
 pytestmark = pytest.mark.slow
 
@@ -262,7 +262,8 @@ def test_a_killed_run_ends_with_the_bytes_of_an_unbroken_one(model: Path, shown:
     out = tmp_path / "killed"
     for point, count in (("checkpoint.between_files", 4), ("offline.after_step", 5)):
         died = subprocess.run(
-            [sys.executable, "-m", "tests.support.dying_offline", model, shown, out, point, str(count)], cwd=ROOT
+            [sys.executable, "-m", "tests.trainers.offline.dying_offline", model, shown, out, point, str(count)],
+            cwd=ROOT,
         )
         assert died.returncode == -9, point
     ended = run(dying_job(model, shown, out), trackers=[JsonlTracker(out)])

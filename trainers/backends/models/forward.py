@@ -13,15 +13,7 @@ from typing import Any
 
 import torch
 
-from millrace.trainers.backends.models.head import (
-    LOGITS,
-    Of,
-    Rows,
-    as_they_are,
-    hidden_rows,
-    in_pieces,
-    rows_at_once,
-)
+from millrace.trainers.backends.models.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
 from millrace.trainers.backends.models.rows import has_rows, run_rows
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration

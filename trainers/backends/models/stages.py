@@ -53,15 +53,6 @@ _FIRST = "first_layer"
 """attribute of a stage: the number of its layer 0 in the whole model"""
 
 
-def stage_of(name: str, total: int, count: int) -> int:
-    """Which of `count` stages has a parameter of a whole model of `total` layers."""
-    match = _LAYER.fullmatch(name)
-    if match is not None:
-        layer = int(match[2])
-        return next(index for index in range(count) if layer in PipelineStage(index, count).layers(total))
-    return 0 if ".embed_tokens." in name else count - 1
-
-
 def name_of(model: PreTrainedModel, name: str) -> str:
     """What a parameter that a stage, or a whole model, calls `own` is called in the whole model."""
     match, first = _LAYER.fullmatch(name), getattr(model, _FIRST, 0)

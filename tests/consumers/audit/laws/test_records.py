@@ -15,7 +15,7 @@ from millrace.consumers.audit import AuditReport
 from millrace.consumers.audit.command import cost, progress
 from millrace.consumers.audit.laws.records import BLIND, ENDLESS
 from millrace.infra.terminal import Terminal
-from tests.support.corruptions.tally import HISTORIES
+from tests.consumers.audit.corruptions.tally import HISTORIES
 from tests.support.whole import KINDS, Whole, whole
 
 DAY = 86_400_000_000

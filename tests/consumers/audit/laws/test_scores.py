@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from millrace.consumers.audit import audit
-from tests.support.corruptions import tally
-from tests.support.corruptions.generator import Generator
+from tests.consumers.audit.corruptions import tally
+from tests.consumers.audit.corruptions.generator import Generator
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.history_records import POLICY

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from millrace.consumers import policy_names
-from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights import checkpoint, manifest
+from tests.consumers.learner.group.garbage import Garbage
+from tests.support.fault_points import fault_points
 from tests.support.feed import feed, settings_for, start_policy
-from tests.support.garbage import Garbage
 from tests.support.learners import Learners, Place, entries, until, version
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -172,8 +172,8 @@ def test_three_learners_share_every_step_and_stop_when_asked(deploy: Callable[[i
 
 
 def points() -> list[str]:
-    ours = [name for name in faults.names(["consumers"]) if name.startswith(("learner.", "checkpoint."))]
-    return [*ours, *(name for name in faults.names(["infra"]) if name.startswith("transactor."))]
+    ours = [name for name in fault_points("consumers") if name.startswith(("learner.", "checkpoint."))]
+    return [*ours, *(name for name in fault_points("infra") if name.startswith("transactor."))]
 
 
 def test_one_learner_killed_where_it_matters_gives_the_bytes_of_no_kill(

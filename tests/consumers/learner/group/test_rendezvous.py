@@ -13,7 +13,7 @@ from millrace.consumers.learner.group.rendezvous import STORE_TIMEOUT_S, Meeting
 from millrace.infra.errors import RegroupError
 from millrace.infra.log.history.newest import Head
 from millrace.trainers.backends.group import open_store
-from tests.support.garbage import Garbage
+from tests.consumers.learner.group.garbage import Garbage
 from tests.support.versions import entry, weights
 
 HEAD = Head(weights(0, "d" * 64), entry(0, 0, 0, b""))

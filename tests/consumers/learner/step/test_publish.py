@@ -18,6 +18,7 @@ from millrace.infra.log.history.newest import Head, head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from millrace.trainers.weights import checkpoint
+from tests.support.fault_points import fault_points
 from tests.support.versions import entry, weights
 
 W, L, T = "n.p.weights", "n.p.ledger", "n.p.trajectories"
@@ -79,7 +80,7 @@ def train(bus: MemoryBus, versions: int) -> None:
         leader.step()
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(faults.names(["consumers"]))), st.integers(1, 4)), max_size=5))
+@given(st.lists(st.tuples(st.sampled_from(sorted(fault_points("consumers"))), st.integers(1, 4)), max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_crashes_at_any_points_give_the_chain_of_no_crash(kills: list[tuple[str, int]]) -> None:
     whole = world()
@@ -145,7 +146,7 @@ def test_a_member_that_never_joined_is_refused_before_anything_is_sent() -> None
 
 
 def test_every_point_of_a_checkpoint_has_a_name_here() -> None:
-    named = [name for name in faults.names(["consumers"]) if name.startswith("checkpoint.")]
+    named = [name for name in fault_points("consumers") if name.startswith("checkpoint.")]
     before = faults.install(None)
     try:
         for name in named:
@@ -158,6 +159,6 @@ def test_every_point_of_a_checkpoint_has_a_name_here() -> None:
 
 def test_the_list_of_points_is_that_of_the_code() -> None:
     text = Path(checkpoint.__file__).read_text()
-    for name in (n for n in faults.names(["consumers"]) if n.startswith("checkpoint.")):
+    for name in (n for n in fault_points("consumers") if n.startswith("checkpoint.")):
         assert f'"{name}"' in text
-    assert text.count('fault("checkpoint.') == sum(n.startswith("checkpoint.") for n in faults.names(["consumers"]))
+    assert text.count('fault("checkpoint.') == sum(n.startswith("checkpoint.") for n in fault_points("consumers"))

@@ -13,7 +13,7 @@ from millrace.consumers.replay.branch.job import BranchOptions
 from millrace.infra.errors import HistoryGone
 from millrace.infra.log.history.kinds import TRAJECTORIES
 from millrace.infra.log.history.reader import History
-from tests.support.archived import cut
+from tests.consumers.archived import cut
 from tests.support.branches import branch, violations
 from tests.support.learners import Place
 

@@ -26,11 +26,11 @@ from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.kinds import TRAJECTORIES, WEIGHTS
 from millrace.infra.log.history.reader import History
+from tests.consumers.replay.branch.judged import admit, end
+from tests.consumers.replay.deployed import GROUPS, PROGRAM, SHORT, SIZE, VERIFIER, Deployed, deploy, weights
 from tests.support.branches import violations
-from tests.support.deployed import GROUPS, PROGRAM, SHORT, SIZE, VERIFIER, Deployed, deploy, weights
 from tests.support.documents import BRANCH, ROOT, RUN_BY, blocks
 from tests.support.forked import Fork
-from tests.support.judged import admit, end
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 

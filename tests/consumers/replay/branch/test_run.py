@@ -26,13 +26,14 @@ from millrace.infra.log.history.reader import History
 from millrace.infra.terminal import Terminal
 from millrace.infra.versions import PIN
 from millrace.trainers.weights import checkpoint
+from tests.consumers.replay.branch.judged import judge
 from tests.support.branches import Heard, accuracy, branch, events, play, train_on, violations
-from tests.support.judged import judge
+from tests.support.fault_points import fault_points
 from tests.support.learners import Place
 
 pytestmark = pytest.mark.slow
 
-POINTS = [name for name in faults.names(["consumers"]) if name.startswith("branch.")]
+POINTS = [name for name in fault_points("consumers") if name.startswith("branch.")]
 SHORT = {"steps": 5, "save_every": 2, "lr": 3e-4}
 
 

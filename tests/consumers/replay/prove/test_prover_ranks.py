@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from millrace.apps.cli.main import app
 from millrace.consumers.replay.prove import cell_assignment
 from millrace.consumers.replay.prove.command import ReplayOptions, proving
+from tests.consumers.cells import Cells
 from tests.support import forked
-from tests.support.cells import Cells
 from tests.support.documents import REPLAY, RUN_BY
 from tests.support.learners import entries, until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.replay.prove.scratch_folder import PREFIX, scratch_folder, sweep
+from millrace.consumers.replay.prove.command import SCRATCH_PREFIX, scratch_folder, sweep
 
 HOLDS = """
-from millrace.consumers.replay.prove.scratch_folder import scratch_folder
+from millrace.consumers.replay.prove.command import scratch_folder
 with scratch_folder() as folder:
     (folder / "weights").write_bytes(b"x")
     print(folder, flush=True)
@@ -45,7 +45,7 @@ def test_what_a_killed_one_left_goes_with_the_next(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     held = Path(process.stdout.readline().strip())
-    other = tmp_path / f"{PREFIX}link"
+    other = tmp_path / f"{SCRATCH_PREFIX}link"
     other.symlink_to(held)
     with scratch_folder():
         assert held.is_dir()

@@ -17,6 +17,7 @@ from millrace.infra.errors import ReplayError
 from millrace.infra.log.archive.archive import Archive
 from tests.consumers.replay.rebuild.test_rebuild import again
 from tests.infra.log.archive.test_every_call import counted, die
+from tests.support.fault_points import fault_points
 from tests.support.whole import Whole, whole
 
 KINDS = ("grants", "resolutions")
@@ -86,7 +87,7 @@ def read_of(history: Whole, topic: str) -> list[tuple[int, int, bytes | None]]:
     return [(p, r.offset, r.value) for p in parts for r in history.bus.read(topic, p)]
 
 
-@pytest.mark.parametrize("point", [name for name in faults.names(["consumers"]) if name.startswith("rebuilt.")])
+@pytest.mark.parametrize("point", [name for name in fault_points("consumers") if name.startswith("rebuilt.")])
 def test_the_points(point: str, tmp_path: Path) -> None:
     """Whoever is interrupted there leaves topics that are whole, or none."""
     history: Whole = whole(2)

@@ -17,8 +17,8 @@ from millrace.consumers.warehouse.endpoint.guard import Functions
 from millrace.consumers.warehouse.endpoint.handles import handle
 from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, bounded
 from millrace.consumers.warehouse.store.directory import TableDirectory
+from tests.consumers.warehouse.attacks import ATTACKS, SERVED, written
 from tests.support.asked_tables import CANARY, ROWS, asked_tables
-from tests.support.attacks import ATTACKS, SERVED, written
 
 pytestmark = pytest.mark.slow
 

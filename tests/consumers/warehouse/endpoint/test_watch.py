@@ -85,7 +85,14 @@ def asked_anew(url: str, process: subprocess.Popen[bytes], log: Path, wanted: st
 def test_a_query_that_the_engine_does_not_end_ends_with_its_process(tmp_path: Path) -> None:
     port = free_ports(1)[0]
     url, log = f"http://127.0.0.1:{port}", tmp_path / "log"
-    command = [sys.executable, "-m", "tests.support.overdue", str(tmp_path / "tables"), str(port), KEY]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.consumers.warehouse.endpoint.overdue",
+        str(tmp_path / "tables"),
+        str(port),
+        KEY,
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out)
     try:

@@ -9,13 +9,13 @@ import pytest
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.rebuild import rebuild_from
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.digests import Digests, differing, digests
 from millrace.infra.config import Settings
 from millrace.infra.errors import ArchiveError, WarehouseError
 from millrace.infra.log.base import Bus
 from tests.consumers.test_archive import archived
 from tests.support.history import History
 from tests.support.history_log import NS
+from tests.support.warehouse import Digests, differing, digests
 
 
 def settings(tmp_path: Path) -> Settings:

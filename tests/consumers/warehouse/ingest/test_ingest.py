@@ -24,7 +24,6 @@ from millrace.consumers.warehouse.ingest.table_choice import kind_of
 from millrace.consumers.warehouse.ingest.topic_identity import tips, topic_was_recreated
 from millrace.consumers.warehouse.rebuild import drop, irrecoverable
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.digests import differing, digests
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.consumers.warehouse.store.tables import BY_NAME, LOG, TABLES, table_of
 from millrace.infra.errors import ClaimError, StorageError, WarehouseError
@@ -36,7 +35,7 @@ from millrace.schemas.arrays import unpack
 from millrace.schemas.registry import _past
 from tests.support.history import History
 from tests.support.history_log import NS
-from tests.support.warehouse import BEYOND, first, world
+from tests.support.warehouse import BEYOND, differing, digests, first, world
 
 
 def take_in(store: Store, made: History, behind: Any = lambda data: data) -> int:

@@ -40,7 +40,7 @@ def store(request: pytest.FixtureRequest, run: Whole, tmp_path_factory: pytest.T
 
 def ask(store: Store, name: str, *columns: str, **given: object) -> Rows:
     """The answer to a question; of these columns alone, where any are named."""
-    question = catalog.question(name)
+    question = catalog.questions()[name]
     if any(parameter.name == "policy" and parameter.default is None for parameter in question.parameters):
         given = {"policy": POLICY, **given}
     values = catalog.values(question, {key: str(value) for key, value in given.items()})

@@ -16,13 +16,12 @@ import chdb
 import pytest
 
 from millrace.consumers.warehouse.ingest.ingest import Ingest
-from millrace.consumers.warehouse.store.digests import differing, digests
 from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.consumers.warehouse.store.lock import holder
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.infra.errors import WarehouseError, WarehouseHeld
 from tests.support.history_log import NS
-from tests.support.warehouse import take_in, world
+from tests.support.warehouse import differing, digests, take_in, world
 
 PATIENCE_S = 120
 HOLD = """

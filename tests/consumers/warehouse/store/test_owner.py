@@ -10,7 +10,6 @@ from pydantic import SecretStr
 
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.open_store import open_for_rows, take_server
-from millrace.consumers.warehouse.store.digests import differing, digests
 from millrace.consumers.warehouse.store.owner import OWNER
 from millrace.consumers.warehouse.store.server import Server
 from millrace.consumers.warehouse.store.tables import LOG
@@ -22,6 +21,7 @@ from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.history import History
 from tests.support.history_log import NS
 from tests.support.stores import SERVERS, server_url
+from tests.support.warehouse import differing, digests
 
 pytestmark = pytest.mark.slow
 

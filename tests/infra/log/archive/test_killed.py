@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from millrace.infra import faults
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.infra.log.archive.test_history import TOPIC, archiver
+from tests.support.fault_points import fault_points
 
-POINTS = [name for name in faults.names(["infra"]) if name.startswith("archive.")]
+POINTS = [name for name in fault_points("infra") if name.startswith("archive.")]
 PROGRAM = "import sys; from tests.infra.log.archive import test_killed; test_killed.archive(sys.argv[1])"
 
 

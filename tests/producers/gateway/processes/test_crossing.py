@@ -25,7 +25,7 @@ from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros
-from tests.support.far_responses import FarResponses
+from tests.producers.gateway.far_responses import FarResponses
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.in_process import PlayedUpstream
 

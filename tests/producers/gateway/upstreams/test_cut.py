@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.gateway.upstreams import cut
-from millrace.producers.gateway.upstreams.cut import ENDS, OVERLAP, Cut
+from millrace.producers.gateway.upstreams import upstream_call
+from millrace.producers.gateway.upstreams.upstream_call import ENDS, OVERLAP, Cut
 from millrace.schemas import bounds
 
 text = st.lists(st.sampled_from([b"data: x", b"\n", b"\r\n", b"\r", *ENDS]), max_size=20).map(b"".join)
@@ -28,14 +28,14 @@ def test_pieces_are_whole_events_wherever_the_parts_are_cut(data: bytes, places:
 
 
 def test_the_work_of_a_long_event_grows_with_its_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched, behind = 0, cut.behind
+    searched, behind = 0, upstream_call.behind
 
     def counted(data: bytes) -> int:
         nonlocal searched
         searched += len(data)
         return behind(data)
 
-    monkeypatch.setattr(cut, "behind", counted)
+    monkeypatch.setattr(upstream_call, "behind", counted)
     one, parts, out = Cut(), bounds.EVENT_BYTES // 100 + 200, b""
     for _ in range(parts):
         out += one.feed(b"x" * 100)

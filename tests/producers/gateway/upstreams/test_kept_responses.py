@@ -11,8 +11,8 @@ import pytest
 
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.producers.gateway.upstreams.upstreams import Upstream
+from tests.producers.gateway.far_responses import FarResponses, FarUpstream
 from tests.producers.gateway.upstreams.test_named_by_clients import FarChat, before, client, played, told
-from tests.support.far_responses import FarResponses, FarUpstream
 from tests.support.gateway_world import World
 
 

@@ -21,7 +21,7 @@ from millrace.infra.engines.upstream import NOT_WHOLE
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
-from tests.support.far_responses import FarResponses
+from tests.producers.gateway.far_responses import FarResponses
 from tests.support.in_process import Far, InProcess, Played
 from tests.support.recorded import Recorded
 

@@ -24,7 +24,7 @@ from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas import codec
 from millrace.schemas.records import Event
-from tests.support.far_responses import FarResponses, refusal
+from tests.producers.gateway.far_responses import FarResponses, refusal
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.in_process import Answers, Played, PlayedUpstream
 

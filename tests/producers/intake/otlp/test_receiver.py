@@ -24,6 +24,7 @@ from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.schemas import codec
 from millrace.schemas.chain import event_hash
 from millrace.schemas.ids import new_id
+from tests.support.fault_points import fault_points
 from tests.support.spans import TRACES, Folded, a_call, a_span, an_evaluation, conversations, read_spans
 
 POINTS = ("otlp.taken", "otlp.closed", "otlp.written", "capture.appended", "capture.acked")
@@ -71,7 +72,7 @@ def written(receiver: OtlpReceiver) -> list[tuple[str, str, int, bytes]]:
 
 
 def test_there_are_points_to_be_killed_at() -> None:
-    assert {name for name in faults.names(["producers"]) if name.startswith("otlp.")} <= set(POINTS)
+    assert {name for name in fault_points("producers") if name.startswith("otlp.")} <= set(POINTS)
 
 
 @given(conversations(), st.randoms(use_true_random=False), st.lists(st.integers(1, 40), max_size=5))

@@ -3,30 +3,119 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import Store
 
-from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.base import Algorithm, Sums
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.backends.factory import make_backend
 from millrace.trainers.backends.layout import REFERENCE, REWARD_MODEL, Layout
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import pack
+from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, CheckpointError, NotFormed
 from millrace.trainers.learning import Report, Schedule, Trainer
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.state import State
-from tests.support import zero_steps
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, descriptors, gloo_threads, meet
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import HELD, reward_model, train_share
-from tests.support.zero_steps import ADAM
+
+ADAM = Adam(weight_decay=0.01, clip=0.3)
+LONG = 200.0
+"""Seconds that a rank waits for another on a busy machine."""
+Options = Mapping[str, Any]
+
+
+def zero(options: Options) -> DeepSpeedBackend:
+    """DeepSpeed on the CPU with the optimizer of these tests."""
+    return DeepSpeedBackend(ADAM, device="cpu", **options)
+
+
+def train(
+    _: Any,
+    rank: int,
+    world: int,
+    store: Store,
+    options: Options,
+    state: State,
+    algorithm: Algorithm,
+    batches: Sequence[Sequence[Sample]],
+    budget: int,
+) -> tuple[list[Report], State | None]:
+    """Form, load, train each batch, gather, tear down."""
+    backend = zero(options)
+    meet(rank, world, store, "forming")
+    backend.form(rank, world, store, LONG)
+    try:
+        trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=budget, held=HELD)
+        trainer.load(state)
+        reports = [train_share(trainer, batch, rank, world, version) for version, batch in enumerate(batches)]
+        return reports, backend.gather()
+    finally:
+        backend.tear_down()
+
+
+class SickOn(Sft):
+    """SFT whose loss is infinite on one rank alone, with a gradient that is none the worse for it."""
+
+    def __init__(self, sick: bool) -> None:
+        super().__init__()
+        object.__setattr__(self, "sick", sick)
+
+    def loss(self, logprobs: Any, entropy: Any, batch: Packed) -> tuple[Any, Sums]:
+        loss, sums = super().loss(logprobs, entropy, batch)
+        return (loss + float("inf") if self.sick else loss), sums
+
+
+def skip(
+    _: Any, rank: int, world: int, store: Store, options: Options, state: State
+) -> tuple[State | None, Report, State | None, State | None]:
+    """The state after a good step, the report and the state of one that is non-finite on the last rank alone, the
+    state after a good one that follows."""
+    backend = zero(options)
+    meet(rank, world, store, "forming")
+    backend.form(rank, world, store, LONG)
+    backend.load(state)
+
+    def trained(algorithm: Algorithm, seed: int) -> tuple[Report, State | None]:
+        trainer = Trainer(backend, algorithm, Schedule(1e-3), budget=60)
+        return train_share(trainer, random_samples(seed), rank, world), backend.gather()
+
+    try:
+        _, before = trained(Sft(), 0)
+        report, after = trained(SickOn(rank == world - 1), 1)
+        _, later = trained(Sft(), 2)
+    finally:
+        backend.tear_down()
+    return before, report, after, later
+
+
+def form_again(
+    _: Any, rank: int, world: int, store: Store, options: Options, state: State, times: int
+) -> list[tuple[int, int]]:
+    """Form, load, use and tear down in one process; open descriptors and gloo's threads after each group."""
+    backend, seen = zero(options), []
+    meet(rank, world, store, "forming")
+    for index in range(times):
+        backend.form(rank, world, dist.PrefixStore(str(index), store), LONG)
+        backend.load(state)
+        assert backend.sum([1.0, float(rank)]) == [world, world * (world - 1) / 2]
+        train_share(Trainer(backend, Sft(), Schedule(5e-4)), random_samples(index), rank, world)
+        backend.gather()
+        backend.tear_down()
+        seen.append((descriptors(), gloo_threads()))
+    return seen
+
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +141,7 @@ def together(
     ranks: Ranks, options: Options, state: State, algorithm: Algorithm, seeds: range, world: int = 2
 ) -> tuple[list[Report], State]:
     data = [random_samples(seed) for seed in seeds]
-    results = ranks.run(zero_steps.train, world, options, state, algorithm, data, BUDGET)
+    results = ranks.run(train, world, options, state, algorithm, data, BUDGET)
     assert all(gathered is None for _, gathered in results[1:])
     return results[0]
 
@@ -116,7 +205,7 @@ def test_ranks_of_different_pasts_agree() -> None:
     """Two that ran stage 3 before, and one that did not, in stages that trust all ranks to order gradients alike."""
     with Ranks(3) as fresh:
         data = [random_samples(0)]
-        fresh.run(zero_steps.train, 2, {"stage": 3}, small_state("qwen3"), policy("grpo"), data, BUDGET)
+        fresh.run(train, 2, {"stage": 3}, small_state("qwen3"), policy("grpo"), data, BUDGET)
         theirs = alone(small_state(), policy("grpo"), range(1))
         for stage in (2, 3):
             ours = together(fresh, {"stage": stage}, small_state(), policy("grpo"), range(1), world=3)
@@ -138,11 +227,11 @@ def assert_skipped(results: list[Any]) -> None:
     "options", [*({"stage": stage} for stage in range(4)), {"stage": 2, "offload": True}, {"stage": 3, "bf16": True}]
 )
 def test_a_non_finite_step_changes_no_byte(options: Options) -> None:
-    assert_skipped([zero_steps.skip(None, 0, 1, HashStore(), options, small_state())])
+    assert_skipped([skip(None, 0, 1, HashStore(), options, small_state())])
 
 
 def test_a_step_that_is_non_finite_on_one_rank_is_skipped_on_all(ranks: Ranks) -> None:
-    assert_skipped(ranks.run(zero_steps.skip, 2, {"stage": 1}, small_state()))
+    assert_skipped(ranks.run(skip, 2, {"stage": 1}, small_state()))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +244,7 @@ def alone_in_it() -> Iterator[Ranks]:
 @pytest.mark.parametrize("stage", range(4))
 def test_groups_come_and_go_in_one_process(stage: int, alone_in_it: Ranks) -> None:
     """Nothing of a group survives it: neither threads nor descriptors."""
-    (seen,) = alone_in_it.run(zero_steps.form_again, 1, {"stage": stage}, small_state(), 3)
+    (seen,) = alone_in_it.run(form_again, 1, {"stage": stage}, small_state(), 3)
     assert {threads for _, threads in seen} == {0}
     assert seen[-1][0] <= seen[1][0], f"descriptors leak: {seen}"
 

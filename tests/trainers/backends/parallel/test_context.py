@@ -15,7 +15,7 @@ from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
-from tests.support.spread import pass_alone, pass_together
+from tests.trainers.spread import pass_alone, pass_together
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from millrace.trainers.backends.parallel.schedules import SCHEDULES
 from millrace.trainers.batches.packing import pack
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
-from tests.support.spread import micros_alone, micros_piped
+from tests.trainers.spread import micros_alone, micros_piped
 
 pytestmark = pytest.mark.slow
 

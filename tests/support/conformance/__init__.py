@@ -1,1 +1,0 @@
-"""The conformance suite's machinery; its cases are in `tests/conformance`."""
