@@ -71,8 +71,9 @@ def _commands() -> dict[str, Any]:
 def _asking(question: Question) -> Callable[..., None]:
     """The function behind a question's command; its flags are the question's parameters."""
 
-    def asking(context: typer.Context, **given: Any) -> None:
-        form, out, show = given.pop("form"), given.pop("out"), given.pop("show")
+    def asking(
+        context: typer.Context, *, form: AnswerFormat | None, out: Path | None, show: bool, **given: object
+    ) -> None:
         if show:
             put(question.sql)
             return

@@ -59,7 +59,7 @@ def read_places(path: Path) -> Iterator[Place]:
             raise ConfigError(f"{path}, row {number} is no place: it needs the columns topic, part and off") from None
 
 
-def _json(line: str, number: int, path: Path) -> Any:
+def _json(line: str, number: int, path: Path) -> object:
     try:
         return json.loads(line)
     except ValueError:

@@ -129,7 +129,7 @@ class SlotState:
             step()
         self._undo = None
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Set a value. Raises what its encoding raises, and TooLargeError for a key that the changelog cannot hold."""
         raw = _encode(value)
         old = self._values.get(key)
@@ -154,7 +154,7 @@ class SlotState:
         if new:
             del self._names[bisect_left(self._names, key)]
 
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: object) -> None:
         """Append an item. Raises like `put`."""
         raw = _encode(value)
         _check_key(key)
