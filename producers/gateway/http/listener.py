@@ -52,13 +52,13 @@ T = TypeVar("T")
 
 
 def with_id(scope: Scope, send: Send) -> Send:
-    """`send` for a request whose answer gets an id: the client's own, where that is one, or a new one. The request has
-    it then too, for logs, for the process that answers and for upstreams that may have it. An upstream's own stays."""
+    """`send` for a request whose answer gets an id: the client's own, where that is one, or a new one. A request that
+    came without has it then too, for logs and for upstreams that may have it. An upstream's own stays."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    id = dict(headers).get(REQUEST_ID, b"")
-    if not _ID.fullmatch(id):
-        id = new_id().encode()
-        scope["headers"] = [*[one for one in headers if one[0] != REQUEST_ID], (REQUEST_ID, id)]
+    sent = dict(headers).get(REQUEST_ID)
+    id = sent if sent is not None and _ID.fullmatch(sent) else new_id().encode()
+    if sent is None:
+        scope["headers"] = [*headers, (REQUEST_ID, id)]
 
     def answer(message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start" and REQUEST_ID not in dict(message["headers"]):

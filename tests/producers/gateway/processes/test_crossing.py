@@ -589,6 +589,7 @@ async def test_odd_requests_are_answered_alike_through_any_door(both: list[World
             answers = []
             for door in both:
                 named = {} if held is None else {"x-session-id": names_of(held)}
+                named |= {"x-request-id": "mine"}
                 headers = {"authorization": "Bearer sk-a-of-a-tenant", "content-type": "application/json", **named}
                 url = URL(f"{door.url}{path}", encoded=True)
                 async with http.request(method, url, data=body, headers=headers) as answer:
