@@ -1,8 +1,8 @@
 """The audit's CPU time for a thousand events: `python -m benchmarks.bench_audit --actions 16000 --rounds 5`.
 
 The history lies in memory, as production runner and stages wrote it: small events (.4 KB) in turns of a few records,
-where what a record costs beside its bytes shows most. The named limit is ten times decoding every record of it and every
-body of an event once, in the same round."""
+where what a record costs beside its bytes shows most. The named limit is ten times decoding every record of it and
+every body of an event once, in the same round."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.outbox import arranged, ready
+from millrace.infra.stages.outbox import Encoded, arranged, needs, ready
 from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
@@ -57,8 +57,8 @@ class Folded:
     clock: Micros | None
     now: Micros = 0
     emits: list[tuple[int, Emit]] = field(default_factory=list)
-    encoded: list[bytes | None] = field(default_factory=list)
-    """the record of each emit as bytes, None for one that waits for places"""
+    encoded: list[Encoded] = field(default_factory=list)
+    """what each emit is encoded to"""
     ranges: list[Range] = field(default_factory=list)
     records: int = 0
     duplicates: int = 0
@@ -246,9 +246,9 @@ class Fold:
         try:
             for op in produce():
                 self._apply(op, scope, out)
-            emits = out.emits[scope:]
-            if any(data is None for data in out.encoded[scope:]) or any(emit.ref for _, emit in emits):
-                for _ in arranged(emits):
+            emits, encoded = out.emits[scope:], out.encoded[scope:]
+            if any(emit.ref for _, emit in emits) or any(map(needs, encoded)):
+                for _ in arranged(emits, encoded):
                     """Raises for places that would never come."""
         except ENVIRONMENT:
             raise
