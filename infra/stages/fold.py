@@ -24,7 +24,7 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.outbox import Encoded, arranged, needs, ready
+from millrace.infra.stages.outbox import Encoding, arranged, needs, ready
 from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
@@ -57,7 +57,7 @@ class Folded:
     clock: Micros | None
     now: Micros = 0
     emits: list[tuple[int, Emit]] = field(default_factory=list)
-    encoded: list[Encoded] = field(default_factory=list)
+    encodings: list[Encoding] = field(default_factory=list)
     """what each emit is encoded to"""
     ranges: list[Range] = field(default_factory=list)
     records: int = 0
@@ -246,9 +246,9 @@ class Fold:
         try:
             for op in produce():
                 self._apply(op, scope, out)
-            emits, encoded = out.emits[scope:], out.encoded[scope:]
-            if any(emit.ref for _, emit in emits) or any(map(needs, encoded)):
-                for _ in arranged(emits, encoded):
+            emits, encodings = out.emits[scope:], out.encodings[scope:]
+            if any(emit.ref for _, emit in emits) or any(map(needs, encodings)):
+                for _ in arranged(emits, encodings):
                     """Raises for places that would never come."""
         except ENVIRONMENT:
             raise
@@ -256,7 +256,7 @@ class Fold:
             if not self._isolate:
                 raise
             state.undo()
-            del out.emits[scope:], out.encoded[scope:]
+            del out.emits[scope:], out.encodings[scope:]
             return _Done(error, changed=False)
         return _Done(None, state.keep())
 
@@ -265,7 +265,7 @@ class Fold:
         if isinstance(op, Emit):
             data = ready(op)
             out.emits.append((scope, op))
-            out.encoded.append(data)
+            out.encodings.append(data)
             return
         if op.key.startswith(OWN):
             raise StageError(f"{self._stage.name} uses key {op.key!r}: keys that start with {OWN!r} are the runner's")

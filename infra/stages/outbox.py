@@ -20,9 +20,9 @@ from millrace.schemas import codec, records
 from millrace.schemas.errors import CorruptRecord
 
 Scoped = tuple[int, str]
-Encoded = bytes | frozenset[str]
+Encoding = bytes | frozenset[str]
 """the record of an emit as bytes, or the refs of the places that it waits for"""
-Ready = tuple[int, Emit, Encoded]
+Entry = tuple[int, Emit, Encoding]
 """scope, emit, and what it is encoded to"""
 
 BESIDE_BYTES = 64 << 10
@@ -53,7 +53,7 @@ def filled(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
     return value
 
 
-def ready(emit: Emit) -> Encoded:
+def ready(emit: Emit) -> Encoding:
     """What an emit is encoded to. Raises whatever keeps it from being written: CorruptRecord, TooLargeError for a key
     and headers that are too long, or what encoding them raises."""
     beside = len(emit.key.encode()) + sum(len(name) + len(text.encode()) for name, text in emit.headers.items())
@@ -71,15 +71,15 @@ def ready(emit: Emit) -> Encoded:
     return refs
 
 
-def arranged(emits: Sequence[tuple[int, Emit]], encoded: Sequence[Encoded]) -> Iterator[list[Ready]]:
+def arranged(emits: Sequence[tuple[int, Emit]], encodings: Sequence[Encoding]) -> Iterator[list[Entry]]:
     """The emits in phases: each needs places of former phases alone, and no topic's order is broken.
 
     Raises StageError for a ref that is used twice or never, or that waits for itself."""
-    waiting = [(scope, emit, data) for (scope, emit), data in zip(emits, encoded, strict=True)]
+    waiting = [(scope, emit, data) for (scope, emit), data in zip(emits, encodings, strict=True)]
     known: set[Scoped] = set()
     while waiting:
-        phase: list[Ready] = []
-        held: list[Ready] = []
+        phase: list[Entry] = []
+        held: list[Entry] = []
         behind: set[str] = set()
         for scope, emit, data in waiting:
             if emit.topic in behind or any((scope, ref) not in known for ref in needs(data)):
@@ -99,7 +99,7 @@ def arranged(emits: Sequence[tuple[int, Emit]], encoded: Sequence[Encoded]) -> I
         waiting = held
 
 
-def needs(data: Encoded) -> frozenset[str]:
+def needs(data: Encoding) -> frozenset[str]:
     """The refs of the places that an emit waits for."""
     return frozenset() if isinstance(data, bytes) else data
 
@@ -118,23 +118,23 @@ class Outbox:
         transactor: Transactor,
         emits: Sequence[tuple[int, Emit]],
         turn: bytes,
-        encoded: Sequence[Encoded],
+        encodings: Sequence[Encoding],
     ) -> dict[str, int]:
         """Send all emits of a turn in the open transaction; returns how many went to each logical topic.
 
-        `encoded`: what each is encoded to. Raises StageError for a ref that is used
-        twice or never, and for a record too large without a claim store."""
+        `encodings`: what each is encoded to. Raises StageError for a ref that is used twice or never, and for a record
+        too large without a claim store."""
         counts: dict[str, int] = {}
         for _, emit in emits:
             counts[emit.topic] = counts.get(emit.topic, 0) + 1
         if any(emit.ref for _, emit in emits):
-            self._send_in_phases(transactor, arranged(emits, encoded), turn)
+            self._send_in_phases(transactor, arranged(emits, encodings), turn)
             return counts
-        for (_, emit), data in zip(emits, encoded, strict=True):
+        for (_, emit), data in zip(emits, encodings, strict=True):
             transactor.send(self.encode(emit, data, turn), placed=False)
         return counts
 
-    def _send_in_phases(self, transactor: Transactor, phases: Iterator[list[Ready]], turn: bytes) -> None:
+    def _send_in_phases(self, transactor: Transactor, phases: Iterator[list[Entry]], turn: bytes) -> None:
         known: dict[Scoped, records.Place] = {}
         sent: dict[Scoped, Sent] = {}
         for number, phase in enumerate(phases):
@@ -150,7 +150,7 @@ class Outbox:
                     sent[scope, emit.ref] = handed
 
     def encode(
-        self, emit: Emit, data: Encoded, turn: bytes, places: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+        self, emit: Emit, data: Encoding, turn: bytes, places: Mapping[str, Mapping[str, object]] = MappingProxyType({})
     ) -> Outgoing:
         """The record to write for an emit. `data`: what it is encoded to; `places`: those that it waits for."""
         value = data if isinstance(data, bytes) else codec.encode_named(emit.name, filled(emit.record, places))
