@@ -160,8 +160,8 @@ class Fold:
             first = len(out.emits)
             error, changed = self._whole(lambda: self._stage.on_record(self.state, record, self.now), out)
             if error is None:
-                emits = [emit for _, emit in out.emits[first:]]
-                return changed or not emits or not all(refuses(emit, record) for emit in emits)
+                emits = out.emits[first:]
+                return changed or not emits or not all(refuses(emit, record) for _, emit in emits)
         key = record.key.decode("utf-8", "replace")
         # Every slot reads a side, and each may fail at it in a state of its own.
         distinct = "" if logical_name(record.topic) == self._stage.primary else str(self.state.slot)
@@ -247,7 +247,7 @@ class Fold:
             for op in produce():
                 self._apply(op, scope, out)
             emits, encodings = out.emits[scope:], out.encodings[scope:]
-            if any(emit.ref for _, emit in emits) or any(map(needs, encodings)):
+            if len(emits) > 1 or any(map(needs, encodings)):  # one alone that waits for none names none
                 for _ in arranged(emits, encodings):
                     """Raises for places that would never come."""
         except ENVIRONMENT:

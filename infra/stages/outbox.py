@@ -56,7 +56,7 @@ def filled(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
 def ready(emit: Emit) -> Encoding:
     """What an emit is encoded to. Raises whatever keeps it from being written: CorruptRecord, TooLargeError for a key
     and headers that are too long, or what encoding them raises."""
-    beside = len(emit.key.encode()) + sum(len(name) + len(text.encode()) for name, text in emit.headers.items())
+    beside = len("".join((emit.key, *emit.headers, *emit.headers.values())).encode())
     if beside > BESIDE_BYTES:
         raise TooLargeError(
             f"key and headers of a record are longer than {BESIDE_BYTES} bytes: bound the names in them"
