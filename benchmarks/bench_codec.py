@@ -30,6 +30,7 @@ def model_call() -> dict[str, Any]:
         "sampling": sampling, "finish_reason": "stop", "stop_condition": None, "engine": "vllm",
         "engine_version": "0.32.0", "usage": {"prompt": len(half), "completion": len(half), "cached": 0},
         "cost": None, "latency_us": 1, "ttft_us": 1, "trainable": True, "untrainable_reason": None,
+        "request_base": None, "request_kept": {}, "identified_by": None,
     }  # fmt: skip
 
 
@@ -40,8 +41,8 @@ def event(body: bytes) -> dict[str, Any]:
         "id": new_id(), "kind": "model_call", "tenant": "acme", "policy": "sort", "group": "17",
         "root_trajectory": new_id(), "trajectory": new_id(), "attempt": new_id(), "step": 3, "actor": "policy",
         "split": "train", "event_time": now_micros(), "capture_time": now_micros(), "source": "gateway-0",
-        "source_epoch": 1, "source_seq": 12345, "prev_hash": bytes(32), "hash": bytes(32), "body_encoding": "plain",
-        "body": body,
+        "source_epoch": 1, "source_seq": 12345, "prev_hash": bytes(32), "hash": bytes(32), "hash_version": 2,
+        "body_encoding": "plain", "body": body,
     }  # fmt: skip
 
 

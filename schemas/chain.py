@@ -59,7 +59,7 @@ def event_hash(prev: bytes, event: Event, begun: Begun | None = None) -> bytes:
     has changed in front of it, the link is made anew."""
     if event.get("hash_version", 1) == 1:
         return _identity_hash(prev, event)
-    covered = _event()({**event, "prev_hash": prev})
+    covered = _event()(event) | {"prev_hash": prev}
     if begun is not None:
         before, behind = _around_body(covered, len(event["body"]))
         if before == begun.before:

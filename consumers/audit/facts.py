@@ -90,10 +90,10 @@ class PlaceIndex:
         """The values under a place, which counts as seen from now on."""
         keys = self._freeze()
         key = place.partition << 48 | place.offset
-        low = int(np.searchsorted(keys, key))
+        low = int(keys.searchsorted(key))
         if low == len(keys) or keys[low] != key:
             return []
-        high = int(np.searchsorted(keys, key, "right"))
+        high = int(keys.searchsorted(key, "right"))
         self._seen[low:high] = True
         return [int(value) for value in self._order[low:high]]
 

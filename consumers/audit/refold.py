@@ -22,7 +22,7 @@ from millrace.infra.log.base import Outgoing, Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.infra.stages.base import Emit
 from millrace.infra.stages.fold import Folded
-from millrace.infra.stages.outbox import Outbox, as_record, filled, refs_in
+from millrace.infra.stages.outbox import Encoding, Outbox, as_record, needs
 from millrace.infra.stages.replay import ANYWHERE, same
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -60,8 +60,8 @@ class Refold:
         self._count = count or (lambda kind: len(facts.starts.get(kind, {})))
         self.written = TurnOutputs()
         self.rules: Counter[tuple[str, str]] = Counter()
-        self._encoded: dict[int, bytes] = {}
-        """of the turn at hand, by the identity of an emit that names no other: its bytes, as the fold made them"""
+        self._encodings: dict[int, Encoding] = {}
+        """of the turn at hand, by the identity of an emit: what the fold encoded it to"""
 
     def note_governance(self, event: Event) -> None:
         """Remember what governed an event."""
@@ -77,7 +77,7 @@ class Refold:
     def pairs(self, slot: str, turn: int, fold: Folded) -> list[EmitPair]:
         """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
         emits = fold.emits
-        self._encoded = {id(e): data for (_, e), data in zip(emits, fold.encoded, strict=True) if data is not None}
+        self._encodings = {id(emit): data for (_, emit), data in zip(emits, fold.encodings, strict=True)}
         emits_at: dict[Where, list[tuple[int, Emit]]] = {}
         for scope, emit in emits:
             if self._facts.is_ours(emit.topic):
@@ -89,7 +89,7 @@ class Refold:
         places: dict[tuple[int, str], Place] = {}
 
         def names_others(where: Where) -> bool:
-            return any(any(self._refs(emit)) for _, emit in emits_at.get(where, ()))
+            return any(needs(self._encodings[id(emit)]) for _, emit in emits_at.get(where, ()))
 
         for where in sorted({*emits_at, *outputs_at}, key=lambda where: (names_others(where), where)):
             gives, there = emits_at.get(where, []), outputs_at.get(where, [])
@@ -136,25 +136,20 @@ class Refold:
 
     def _digest(self, scope: int, emit: Emit, places: EmitPlaces, header: bytes) -> int | None:
         """Of the record that an emit becomes; None where that depends on places that are not known."""
-        if any((scope, ref) not in places for ref in self._refs(emit)):
+        if any((scope, ref) not in places for ref in needs(self._encodings[id(emit)])):
             return None
         outgoing = self.record_of(emit, scope, places, header)
         return digest(outgoing.key, outgoing.headers, outgoing.value)
 
     # -- one record
 
-    def _refs(self, emit: Emit) -> Iterator[str]:
-        """The refs inside an emit; bytes that the fold could make need no search."""
-        return iter(()) if id(emit) in self._encoded else refs_in(emit.record)
-
     def record_of(self, emit: Emit, scope: int, places: EmitPlaces, header: bytes) -> Outgoing:
         """The record that an emit becomes, with the places that are known in it."""
-        data = self._encoded.get(id(emit))
-        if data is not None:
-            return self._outbox.encode(emit, emit.record, header, data)
-        refs = set(refs_in(emit.record))
-        place_of_ref = {ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in refs}
-        return self._outbox.encode(emit, filled(emit.record, place_of_ref) if refs else emit.record, header)
+        data = self._encodings[id(emit)]
+        place_of_ref = {
+            ref: as_record(places[scope, ref]) if (scope, ref) in places else ANYWHERE for ref in needs(data)
+        }
+        return self._outbox.encode(emit, data, header, place_of_ref)
 
     def difference(self, outgoing: Outgoing, emit: Emit, place: Place, output: Output) -> str | None:
         """How the record at a place differs from the one that its turn gives, in words that quote nothing: UNREADABLE

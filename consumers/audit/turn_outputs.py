@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
+import msgspec
+
 from millrace.infra.log.base import Record
 
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 Where = tuple[str, int]
 """kind of topic, partition"""
 
@@ -25,11 +28,7 @@ class Output(NamedTuple):
 
 def digest(key: bytes, headers: Mapping[str, bytes], value: bytes | None) -> int:
     """64 bits over everything of a record that its writer chose."""
-    parts = [key]
-    for name in sorted(headers):
-        parts += (name.encode(), headers[name])
-    parts.append(value or b"")
-    framed = b"".join([piece for part in parts for piece in (len(part).to_bytes(8, "little"), part)])
+    framed = _encode((key, dict(headers), value or b""))
     return int.from_bytes(blake2b(framed, digest_size=8).digest(), "little")
 
 

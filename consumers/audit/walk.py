@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from millrace.consumers.audit.law import SealedSample
 from millrace.infra.errors import AuditError, ClaimError
@@ -35,6 +35,8 @@ BATCH = 64
 
 Watch = Callable[[str, int, int], None]
 """is told what is being done, how far it is, and where that ends"""
+Taker: TypeAlias = "tuple[Law, Callable[..., None]]"
+"""a law and its method for a kind of row"""
 
 
 class Walk:
@@ -88,40 +90,40 @@ class Walk:
 
     def _slot(self, partition: int, laws: Sequence[Law]) -> None:
         """Raw and events of one partition side by side: each event right after the raw event that it names."""
-        takers = {kind: [law for law in laws if law.sees(handler(kind))] for kind in ("raw", "events")}
+        raw_takers, event_takers = takers(laws, "raw"), takers(laws, "event")
         raw = self._rows("raw", partition, laws)
         ahead = next(raw, None)
         for row in self._rows("events", partition, laws):
             source = row["source_place"] if row.name == "Event" else None
             while source and ahead is not None and ahead.place.offset <= source["offset"]:
-                tell(takers["raw"], "raw", ahead)
+                tell(raw_takers, ahead)
                 ahead = next(raw, None)
-            tell(takers["events"], "event", row)
+            tell(event_takers, row)
         for row in chain([ahead] if ahead else [], raw):
-            tell(takers["raw"], "raw", row)
+            tell(raw_takers, row)
         for law in laws:
             law.slot_end(partition)
 
     def _rows(self, kind: str, partition: int, laws: Sequence[Law]) -> Iterator[Row]:
         """Decoded records of one partition; every law that asks sees the records first."""
-        seers = [law for law in laws if law.sees("record")]
+        seers = [see for _, see in takers(laws, "record")]
         if partition not in self.starts[kind]:
             return
         unreadable = unreadable_to(laws)
         for record in self.records(kind, partition):
-            for law in seers:
-                law.record(kind, record)
+            for see in seers:
+                see(kind, record)
             row = self.history.row(kind, record, unreadable)
             if row is not None:
                 yield row
 
     def _feed(self, kind: str, laws: Sequence[Law], learn: Callable[[Row], None] | None = None) -> None:
-        takers = [law for law in laws if law.sees(handler(kind))]
+        kind_takers = takers(laws, handler(kind))
         for partition in self.partitions(kind):
             for row in self._rows(kind, partition, laws):
                 if learn is not None:
                     self._learn(learn, row, laws)
-                tell(takers, handler(kind), row)
+                tell(kind_takers, row)
 
     def _learn(self, learn: Callable[[Row], None], row: Row, laws: Sequence[Law]) -> None:
         """The facts take in a row; one that nothing can be learned from is unreadable."""
@@ -144,14 +146,14 @@ class Walk:
         return self.extent.has_moved(kind, partition)
 
     def _samples(self, laws: Sequence[Law]) -> None:
-        takers = [law for law in laws if law.sees("trajectory")]
+        sample_takers = takers(laws, "trajectory")
         for partition in self.partitions("trajectories"):
             rows = self._rows("trajectories", partition, laws)
-            if not takers:
+            if not sample_takers:
                 deque(rows, maxlen=0)
             while batch := list(islice(rows, BATCH)):
                 for sample in self._with_calls(batch, laws):
-                    tell(takers, "trajectory", sample)
+                    tell(sample_takers, sample)
 
     def _with_calls(self, rows: Sequence[Row], laws: Sequence[Law]) -> Iterator[SealedSample]:
         """Samples with the events they name; None stands where nothing (readable) lies."""
@@ -196,11 +198,16 @@ def unreadable_to(laws: Sequence[Law]) -> Unreadable:
     return tell_laws
 
 
-def tell(laws: Sequence[Law], method: str, row: Row | SealedSample) -> None:
+def takers(laws: Sequence[Law], method: str) -> list[Taker]:
+    """The laws that look at what this method is given, each with the method."""
+    return [(law, getattr(law, method)) for law in laws if law.sees(method)]
+
+
+def tell(takers: Sequence[Taker], row: Row | SealedSample) -> None:
     """Show a row to each of these laws. One that cannot judge it, for what was forged may hold anything, says so."""
-    for law in laws:
+    for law, take in takers:
         try:
-            getattr(law, method)(row)
+            take(row)
         except (ArithmeticError, AttributeError, LookupError, SchemaError, TypeError, ValueError) as error:
             one = row.row if isinstance(row, SealedSample) else row
             law.fail(f"a {one.name} holds what cannot be judged: {type(error).__name__}: {error}", one)

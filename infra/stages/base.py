@@ -148,15 +148,15 @@ class Table(Generic[T]):
 
     def key(self, name: str = "") -> Key[T]:
         """The key of this name. A table of one key has no name to give."""
-        return cast(Key[T], self.prefix + name)
+        return cast("Key[T]", self.prefix + name)
 
     def known(self, key: str) -> Key[T] | None:
         """A key as one of this table, None for another's."""
-        return cast(Key[T], key) if key.startswith(self.prefix) else None
+        return cast("Key[T]", key) if key.startswith(self.prefix) else None
 
     def keys(self, view: View) -> list[Key[T]]:
         """The keys that hold something, sorted."""
-        return [cast(Key[T], key) for key in view.keys(self.prefix)]
+        return [cast("Key[T]", key) for key in view.keys(self.prefix)]
 
     def put(self, key: Key[T], value: T) -> Put:
         """Set a key of this table."""

@@ -24,7 +24,7 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.outbox import arranged, ready
+from millrace.infra.stages.outbox import Encoding, arranged, needs, ready
 from millrace.infra.stages.state import OWN, SlotState
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
@@ -57,8 +57,8 @@ class Folded:
     clock: Micros | None
     now: Micros = 0
     emits: list[tuple[int, Emit]] = field(default_factory=list)
-    encoded: list[bytes | None] = field(default_factory=list)
-    """the record of each emit as bytes, None for one that waits for places"""
+    encodings: list[Encoding] = field(default_factory=list)
+    """what each emit is encoded to"""
     ranges: list[Range] = field(default_factory=list)
     records: int = 0
     duplicates: int = 0
@@ -160,8 +160,8 @@ class Fold:
             first = len(out.emits)
             error, changed = self._whole(lambda: self._stage.on_record(self.state, record, self.now), out)
             if error is None:
-                emits = [emit for _, emit in out.emits[first:]]
-                return changed or not emits or not all(refuses(emit, record) for emit in emits)
+                emits = out.emits[first:]
+                return changed or not emits or not all(refuses(emit, record) for _, emit in emits)
         key = record.key.decode("utf-8", "replace")
         # Every slot reads a side, and each may fail at it in a state of its own.
         distinct = "" if logical_name(record.topic) == self._stage.primary else str(self.state.slot)
@@ -246,9 +246,9 @@ class Fold:
         try:
             for op in produce():
                 self._apply(op, scope, out)
-            emits = out.emits[scope:]
-            if any(data is None for data in out.encoded[scope:]) or any(emit.ref for _, emit in emits):
-                for _ in arranged(emits):
+            emits, encodings = out.emits[scope:], out.encodings[scope:]
+            if len(emits) > 1 or any(map(needs, encodings)):  # one alone that waits for none names none
+                for _ in arranged(emits, encodings):
                     """Raises for places that would never come."""
         except ENVIRONMENT:
             raise
@@ -256,7 +256,7 @@ class Fold:
             if not self._isolate:
                 raise
             state.undo()
-            del out.emits[scope:], out.encoded[scope:]
+            del out.emits[scope:], out.encodings[scope:]
             return _Done(error, changed=False)
         return _Done(None, state.keep())
 
@@ -265,7 +265,7 @@ class Fold:
         if isinstance(op, Emit):
             data = ready(op)
             out.emits.append((scope, op))
-            out.encoded.append(data)
+            out.encodings.append(data)
             return
         if op.key.startswith(OWN):
             raise StageError(f"{self._stage.name} uses key {op.key!r}: keys that start with {OWN!r} are the runner's")

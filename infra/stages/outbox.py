@@ -7,6 +7,7 @@ places; every output record carries the header `turn` = stage/slot/number, so th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from millrace.infra import faults
@@ -19,8 +20,10 @@ from millrace.schemas import codec, records
 from millrace.schemas.errors import CorruptRecord
 
 Scoped = tuple[int, str]
-Waiting = tuple[int, Emit, frozenset[str]]
-"""scope, emit, and the refs of the places inside it"""
+Encoding = bytes | frozenset[str]
+"""the record of an emit as bytes, or the refs of the places that it waits for"""
+Entry = tuple[int, Emit, Encoding]
+"""scope, emit, and what it is encoded to"""
 
 BESIDE_BYTES = 64 << 10
 """key and headers of a record together: what no claim can stand for and still fits beside `LARGEST`"""
@@ -50,10 +53,10 @@ def filled(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
     return value
 
 
-def ready(emit: Emit) -> bytes | None:
-    """The encoded record of an emit, None when it waits for places. Raises whatever keeps it from being written:
-    CorruptRecord, TooLargeError for a key and headers that are too long, or what encoding them raises."""
-    beside = len(emit.key.encode()) + sum(len(name) + len(text.encode()) for name, text in emit.headers.items())
+def ready(emit: Emit) -> Encoding:
+    """What an emit is encoded to. Raises whatever keeps it from being written: CorruptRecord, TooLargeError for a key
+    and headers that are too long, or what encoding them raises."""
+    beside = len("".join((emit.key, *emit.headers, *emit.headers.values())).encode())
     if beside > BESIDE_BYTES:
         raise TooLargeError(
             f"key and headers of a record are longer than {BESIDE_BYTES} bytes: bound the names in them"
@@ -61,39 +64,44 @@ def ready(emit: Emit) -> bytes | None:
     try:
         return codec.encode_named(emit.name, emit.record)
     except CorruptRecord:
-        refs = set(refs_in(emit.record))
+        refs = frozenset(refs_in(emit.record))
         if not refs:
             raise
     codec.encode_named(emit.name, filled(emit.record, dict.fromkeys(refs, _ANY)))
-    return None
+    return refs
 
 
-def arranged(emits: Sequence[tuple[int, Emit]]) -> Iterator[list[Waiting]]:
+def arranged(emits: Sequence[tuple[int, Emit]], encodings: Sequence[Encoding]) -> Iterator[list[Entry]]:
     """The emits in phases: each needs places of former phases alone, and no topic's order is broken.
 
     Raises StageError for a ref that is used twice or never, or that waits for itself."""
-    waiting = [(scope, emit, frozenset(refs_in(emit.record))) for scope, emit in emits]
+    waiting = [(scope, emit, data) for (scope, emit), data in zip(emits, encodings, strict=True)]
     known: set[Scoped] = set()
     while waiting:
-        phase: list[Waiting] = []
-        held: list[Waiting] = []
+        phase: list[Entry] = []
+        held: list[Entry] = []
         behind: set[str] = set()
-        for scope, emit, needs in waiting:
-            if emit.topic in behind or any((scope, ref) not in known for ref in needs):
+        for scope, emit, data in waiting:
+            if emit.topic in behind or any((scope, ref) not in known for ref in needs(data)):
                 behind.add(emit.topic)
-                held.append((scope, emit, needs))
+                held.append((scope, emit, data))
             else:
-                phase.append((scope, emit, needs))
+                phase.append((scope, emit, data))
         named = [(scope, emit.ref) for scope, emit, _ in phase if emit.ref]
         twice = [ref for at, (scope, ref) in enumerate(named) if (scope, ref) in known or (scope, ref) in named[:at]]
         if twice:
             raise StageError(f"two emits for one record are named {twice[0]!r}: give each its own ref")
         if not phase:
-            names = sorted({ref for _, _, needs in held for ref in needs})
+            names = sorted({ref for _, _, data in held for ref in needs(data)})
             raise StageError(f"no emit for the same record is named {', '.join(names)}, or they wait for each other")
         yield phase
         known.update(named)
         waiting = held
+
+
+def needs(data: Encoding) -> frozenset[str]:
+    """The refs of the places that an emit waits for."""
+    return frozenset() if isinstance(data, bytes) else data
 
 
 class Outbox:
@@ -110,48 +118,42 @@ class Outbox:
         transactor: Transactor,
         emits: Sequence[tuple[int, Emit]],
         turn: bytes,
-        encoded: Sequence[bytes | None] = (),
+        encodings: Sequence[Encoding],
     ) -> dict[str, int]:
         """Send all emits of a turn in the open transaction; returns how many went to each logical topic.
 
-        `encoded` are their records as bytes, where the fold has them already. Raises StageError for a ref that is used
-        twice or never, and for a record too large without a claim store."""
+        `encodings`: what each is encoded to. Raises StageError for a ref that is used twice or never, and for a record
+        too large without a claim store."""
         counts: dict[str, int] = {}
         for _, emit in emits:
             counts[emit.topic] = counts.get(emit.topic, 0) + 1
-        known = {id(emit): data for (_, emit), data in zip(emits, encoded, strict=False)}
-        if not any(emit.ref for _, emit in emits):
-            for _, emit in emits:
-                transactor.send(self.encode(emit, emit.record, turn, known.get(id(emit))), placed=False)
+        if any(emit.ref for _, emit in emits):
+            self._send_in_phases(transactor, arranged(emits, encodings), turn)
             return counts
-        self._send_in_phases(transactor, emits, turn, known)
+        for (_, emit), data in zip(emits, encodings, strict=True):
+            transactor.send(self.encode(emit, data, turn), placed=False)
         return counts
 
-    def _send_in_phases(
-        self,
-        transactor: Transactor,
-        emits: Sequence[tuple[int, Emit]],
-        turn: bytes,
-        encoded: Mapping[int, bytes | None],
-    ) -> None:
+    def _send_in_phases(self, transactor: Transactor, phases: Iterator[list[Entry]], turn: bytes) -> None:
         known: dict[Scoped, records.Place] = {}
         sent: dict[Scoped, Sent] = {}
-        for number, phase in enumerate(arranged(emits)):
+        for number, phase in enumerate(phases):
             if number:
                 transactor.flush()
                 faults.point("runner.after_places")
                 known |= {ref: as_record(handed.place) for ref, handed in sent.items()}
                 sent = {}
-            for scope, emit, needs in phase:
-                record = filled(emit.record, {ref: known[scope, ref] for ref in needs}) if needs else emit.record
-                out = self.encode(emit, record, turn, encoded.get(id(emit)))
+            for scope, emit, data in phase:
+                out = self.encode(emit, data, turn, {ref: known[scope, ref] for ref in needs(data)})
                 handed = transactor.send(out, placed=bool(emit.ref))
                 if emit.ref:
                     sent[scope, emit.ref] = handed
 
-    def encode(self, emit: Emit, record: Mapping[str, object], turn: bytes, data: bytes | None = None) -> Outgoing:
-        """The record to write for an emit whose places are filled in; `data` are its bytes where they are known."""
-        value = codec.encode_named(emit.name, record) if data is None else data
+    def encode(
+        self, emit: Emit, data: Encoding, turn: bytes, places: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+    ) -> Outgoing:
+        """The record to write for an emit. `data`: what it is encoded to; `places`: those that it waits for."""
+        value = data if isinstance(data, bytes) else codec.encode_named(emit.name, filled(emit.record, places))
         if self._claims is not None:
             value = self._claims.fitting(emit.name, value, self._largest)
         elif len(value) > self._largest:

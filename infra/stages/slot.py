@@ -174,7 +174,7 @@ class Slot:
         transactor.begin()
         faults.point("runner.after_begin")
         name = f"{self._stage.name}/{number}/{folded.number}".encode()
-        emitted = self._outbox.send(transactor, folded.emits, name, folded.encoded)
+        emitted = self._outbox.send(transactor, folded.emits, name, folded.encodings)
         faults.point("runner.after_emits")
         claims = self._settings.claims
         for key, change in self._fold.state.changes():

@@ -4,10 +4,11 @@ per slot and the gateway's per trajectory."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations
+from operator import eq, itemgetter
 from typing import Any
 
 from millrace.consumers.audit.facts import Facts
@@ -16,11 +17,17 @@ from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.topics import partition_of
 from millrace.schemas.chain import START, event_hash
 from millrace.schemas.records import Event
+from millrace.schemas.registry import current
 
-REFINE_FIELDS = frozenset({"log_time", "source_place", "source_hash", "governance"})
+REFINE_FIELDS = ("log_time", "source_place", "source_hash", "governance")
 """fields that are empty in raw and that refine fills"""
-CHANGING_FIELDS = REFINE_FIELDS | {"prev_hash", "hash", "hash_version", "body"}
+CHANGING_FIELDS = frozenset({*REFINE_FIELDS, "prev_hash", "hash", "hash_version", "body"})
 """fields that differ between a raw event and its event"""
+CAPTURED_FIELDS = tuple(f["name"] for f in current("Event").parsed["fields"] if f["name"] not in CHANGING_FIELDS)
+"""fields that an event has of its raw event"""
+HEADER_FIELDS = ("policy", "group", "trajectory", "id", "kind")
+"""what the headers of an event repeat of it"""
+_captured_values: Callable[[Any], tuple[Any, ...]] = itemgetter(*CAPTURED_FIELDS)
 REPLACEMENT = re.compile(r"redacted-[a-p]{32}")
 """what stands for a name that held a secret"""
 
@@ -45,12 +52,6 @@ def is_redacted(row: Row[Event]) -> bool:
     return governance is not None and governance["redaction"] in ("applied", "failed")
 
 
-def _header_fields(row: Row[Event]) -> dict[str, str]:
-    """What the headers of an event repeat of it."""
-    names = {"policy": row["policy"], "group": row["group"], "trajectory": row["trajectory"]}
-    return {"id": row["id"], "kind": row["kind"], **names}
-
-
 def _digest(body: bytes) -> bytes:
     return blake2b(body, digest_size=16).digest()
 
@@ -67,21 +68,15 @@ class Envelopes(Law):
         super().__init__(facts)
         self._raw: dict[int, tuple[tuple[Any, ...], bytes, int, Mark]] = {}
         """envelope, digest of the body (what has no event would keep all of it), kind of hash"""
-        self._fields: tuple[str, ...] = ()
         self._rules: tuple[bytes, tuple[str, str], Mark] | None = None
 
     def raw(self, row: Row[Event]) -> None:
         record: Mapping[str, Any] = row.record
-        names = [name for name, value in record.items() if name in REFINE_FIELDS and value is not None]
+        names = [name for name in REFINE_FIELDS if record[name] is not None]
         if names:
             self.fail(f"a raw event says {', '.join(names)}, which refine alone decides", row, event=row["id"])
-        self._fields = self._fields or tuple(sorted(row.record.keys() - CHANGING_FIELDS))
-        self._raw[row.place.offset] = (
-            tuple(record[field] for field in self._fields),
-            _digest(row["body"]),
-            row["hash_version"],
-            row.mark,
-        )
+        digest = _digest(row["body"])
+        self._raw[row.place.offset] = (_captured_values(record), digest, row["hash_version"], row.mark)
 
     def event(self, row: Row[Any]) -> None:
         if row.name != "Event":
@@ -89,8 +84,8 @@ class Envelopes(Law):
                 self.fail("progress of another slot or stage lies here", row)
             return
         self._turn(row)
-        headers = {name: text.encode() for name, text in _header_fields(row).items()}
-        wrong = [name for name, value in headers.items() if row.raw.headers.get(name, value) != value]
+        headers = row.raw.headers
+        wrong = [name for name in HEADER_FIELDS if name in headers and headers[name] != row[name].encode()]
         if wrong:
             self.fail(f"an event's headers say another {', '.join(wrong)}", row, event=row["id"])
         if row.raw.key != f"{row['tenant']}/{row['group']}".encode():
@@ -104,10 +99,11 @@ class Envelopes(Law):
             return
         self.finding.checked += 1
         values, body, version, mark = raw
-        is_equal = is_unaltered if is_redacted(row) else lambda before, after: bool(before == after)
-        fields = [f for f, value in zip(self._fields, values, strict=True) if not is_equal(value, row[f])]
-        if fields:
-            self.fail(f"an event differs from its raw event in {', '.join(fields)}", mark, row, event=row["id"])
+        if values != (captured := _captured_values(row.record)):
+            is_equal = is_unaltered if is_redacted(row) else eq
+            fields = [f for f, *pair in zip(CAPTURED_FIELDS, values, captured, strict=True) if not is_equal(*pair)]
+            if fields:
+                self.fail(f"an event differs from its raw event in {', '.join(fields)}", mark, row, event=row["id"])
         if row["hash_version"] < version:
             self.fail("an event has an older kind of hash than its raw event", mark, row, event=row["id"])
         if body != _digest(row["body"]) and not self._may_differ(row):

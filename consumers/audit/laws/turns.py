@@ -136,15 +136,15 @@ class Outputs(Law):
         if kind not in STAGE_TOPICS:
             return
         self.finding.checked += 1
-        mark = Mark(record.place, record.timestamp)
         turn = record.headers.get("turn")
         if turn is None:
-            self.fail(f"a record of {kind} was written by no turn", mark)
+            self.fail(f"a record of {kind} was written by no turn", Mark(record.place, record.timestamp))
             return
         if kind == "dead-letters" and _text(turn.rpartition(b"/")[0].rpartition(b"/")[0]) not in self._stages:
             return  # another policy's dispatch: audited with it
         self._wrote[turn, kind] += 1
-        self._first.setdefault((turn, kind), mark)
+        if (turn, kind) not in self._first:
+            self._first[turn, kind] = Mark(record.place, record.timestamp)
 
     def turn(self, row: Row[Turn]) -> None:
         slot = f"{row['stage']}/{row['slot']}".encode()

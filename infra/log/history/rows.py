@@ -47,14 +47,8 @@ class Row(Fields[R]):
         self.record = record
         self.value = value
         self.kind = kind
-
-    @property
-    def place(self) -> Place:
-        return self.raw.place
-
-    @property
-    def mark(self) -> Mark:
-        return Mark(self.raw.place, self.raw.timestamp)
+        self.place = raw.place
+        self.mark = Mark(self.place, raw.timestamp)
 
     @cached_property
     def body(self) -> Any:

@@ -33,7 +33,7 @@ def test_a_whole_history_is_clean(seed: int) -> None:
 def test_each_forgery_is_named_by_its_law(forgery: Forgery, law: str, seed: int) -> None:
     forged = history(seed).copy()
     forgery(forged, random.Random(seed))
-    report = forged.audit()
+    report = forged.audit(quick=law != "folds")  # folding again shows nothing to the other laws
     assert not report.finding(law).holds, [finding.law for finding in report.findings if not finding.holds]
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_folded_leaves_no_trace_but_its_letter(steps: list[Step],
         folded, expected = (fold.turn(records[at : at + size], None) for fold in (ours, theirs))
         assert [offset for offset, _ in letters(folded)] == sorted(bad & set(range(at, at + size)))
         assert sent(folded) == sent(expected)
-        assert len(folded.encoded) == len(folded.emits)
+        assert len(folded.encodings) == len(folded.emits)
         assert ours.state.snapshot() == theirs.state.snapshot()
         assert {*ours.state.changes()} == {*theirs.state.changes()}
 
@@ -138,7 +138,7 @@ def test_a_turn_that_is_folded_again_comes_to_the_same(steps: list[Step]) -> Non
     scripts = scripts_of(steps)
     records = [record(n, str(n), time=n) for n in range(len(steps))]
     once, again = (Fold(Script(scripts), SlotState(0)).turn(records, None) for _ in range(2))
-    assert (once.emits, once.encoded, once.ranges) == (again.emits, again.encoded, again.ranges)
+    assert (once.emits, once.encodings, once.ranges) == (again.emits, again.encodings, again.ranges)
 
 
 def test_a_letter_names_the_kind_of_the_error_and_nothing_that_it_says() -> None:
