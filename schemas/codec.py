@@ -17,7 +17,6 @@ from typing import Any
 
 from fastavro import schemaless_reader, schemaless_writer
 
-from millrace.schemas.binary import Binary, binary_of
 from millrace.schemas.errors import CorruptRecord
 from millrace.schemas.records import DecodeAs, DecodeBody, Encode, EncodeBody
 from millrace.schemas.registry import BODIES as BODIES
@@ -34,21 +33,10 @@ def _head(name: str) -> tuple[bytes, Schema, Check]:
     return MARK + schema.fingerprint, schema, check_of(schema.parsed)
 
 
-@cache
-def _binary(name: str) -> Binary:
-    return binary_of(current(name).parsed)
-
-
 def encode_named(name: str, record: Mapping[str, object]) -> bytes:
     """The bytes of a record. Raises UnknownKey for a key that its schema does not have, CorruptRecord for whatever else
     does not fit the schema, UnknownSchema for a foreign name."""
     head, schema, check = _head(name)
-    pieces = [head]
-    try:
-        _binary(name).write(record, pieces.append)
-        return b"".join(pieces)
-    except Exception:
-        """It is fastavro's to accept, or to refuse in its words."""
     out = io.BytesIO()
     out.write(head)
     try:
@@ -64,19 +52,11 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
     if data[:2] != MARK or len(data) < HEAD:
         raise CorruptRecord("not a single-object encoded Avro record (it must start with C3 01)")
     writer = by_fingerprint(bytes(data[2:HEAD]))
-    reader = current(writer.name)
-    record: Any
-    if reader is writer and type(data) is bytes:
-        try:
-            record, end = _binary(writer.name).read(data, HEAD)
-            if end == len(data):
-                return writer.name, record
-        except Exception:
-            """It is fastavro's to accept, or to refuse in its words."""
     stream = io.BytesIO(data)
     stream.seek(HEAD)
+    reader = current(writer.name)
     try:
-        record = schemaless_reader(stream, writer.avro, None if reader is writer else reader.avro)
+        record: Any = schemaless_reader(stream, writer.avro, None if reader is writer else reader.avro)
     except (
         Exception
     ) as error:  # fastavro raises whatever a broken byte leads to: EOFError, IndexError, UnicodeDecodeError...

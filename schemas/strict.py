@@ -1,12 +1,15 @@
 """Refuses records with a key that their schema does not have: fastavro would drop it, and what it holds, in silence.
 
 Invariant: a check raises UnknownKey for an unknown key at any depth of a record, and for nothing else; what lies where
-a record belongs and is none is fastavro's to refuse, or makes a check raise a TypeError or AttributeError. The
-functions of `binary` look for themselves: a check runs for what they refuse."""
+a record belongs and is none is fastavro's to refuse, or makes a check raise a TypeError or AttributeError.
+
+A check runs for every record that is written. So it is made once for each schema, looks only where a record can lie,
+and asks each record one question in C."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -18,35 +21,45 @@ SHOWN = 80
 """characters of an unknown key that an error quotes"""
 
 
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """Where records lie in a value."""
+
+    check: Check
+    fits: Callable[[Any], bool] | None
+    """whether a value has known keys alone, where it is one record without others inside"""
+
+
 def check_of(parsed: AvroSchema) -> Check:
     """What raises UnknownKey for a record with a key that this expanded schema does not have."""
-    return _record(parsed, {})
+    return _record(parsed, {}).check
 
 
-def _record(schema: AvroSchema, known: dict[str, Check]) -> Check:
+def _record(schema: AvroSchema, known: dict[str, _Inside]) -> _Inside:
     name = str(schema["name"]).removeprefix(f"{NAMESPACE}.")
     keys = frozenset(field["name"] for field in schema["fields"])
+    fits = keys.issuperset
     places = ((field["name"], _inside(field["type"], known)) for field in schema["fields"])
-    inner = [(field, inside) for field, inside in places if inside is not None]
+    inner = [(field, inside.fits, inside.check) for field, inside in places if inside is not None]
 
     def check(record: Any) -> None:
-        if not keys.issuperset(record):
+        if not fits(record):
             if isinstance(record, Mapping):
                 raise _unknown(name, record.keys() - keys, keys)
             return
-        for field, inside in inner:
+        for field, fit, inside in inner:
             value = record.get(field)
-            if value is not None:
+            if value is not None and (fit is None or not fit(value)):
                 inside(value)
 
-    known[str(schema["name"])] = check
-    return check
+    found = known[str(schema["name"])] = _Inside(check, None if inner else fits)
+    return found
 
 
-def _inside(kind: AvroType, known: dict[str, Check]) -> Check | None:
-    """The check of the records that lie in a value of a type; None where none can."""
+def _inside(kind: AvroType, known: dict[str, _Inside]) -> _Inside | None:
+    """Where records lie in a value of a type; None where none can."""
     if isinstance(kind, list):
-        return next((check for each in kind if (check := _inside(each, known)) is not None), None)
+        return next((found for found in (_inside(each, known) for each in kind) if found is not None), None)
     if isinstance(kind, str):
         return known.get(kind)
     match kind["type"]:
@@ -55,20 +68,22 @@ def _inside(kind: AvroType, known: dict[str, Check]) -> Check | None:
         case "array":
             return _each(_inside(kind["items"], known), iter)
         case "map":
-            return _each(_inside(kind["values"], known), lambda table: table.values())
+            return _each(_inside(kind["values"], known), lambda table: iter(table.values()))
         case _:
             return None
 
 
-def _each(check: Check | None, parts: Callable[[Any], Iterable[object]]) -> Check | None:
-    if check is None:
+def _each(inside: _Inside | None, parts: Callable[[Any], Iterator[object]]) -> _Inside | None:
+    if inside is None:
         return None
+    check, fits = inside.check, inside.fits
 
     def each(values: object) -> None:
-        for value in parts(values):
-            check(value)
+        if fits is None or not all(map(fits, parts(values))):
+            for value in parts(values):
+                check(value)
 
-    return each
+    return _Inside(each, None)
 
 
 def _unknown(name: str, extra: Collection[object], known: Collection[str]) -> UnknownKey:
