@@ -20,9 +20,9 @@ from millrace.infra.errors import ConfigError, MillraceError, RewardError
 from millrace.infra.process.loaders import load_function
 from millrace.producers.tasks.source import TaskSource, open_tasks
 from millrace.schemas.json_values import JsonObject
-from millrace.streams.reward.choose import JUDGE, SETTLED, TESTS, choose
+from millrace.streams.reward.choose import JUDGE, SETTINGS_VERIFIERS, TESTS, choose
 from millrace.streams.reward.running import weak
-from millrace.streams.reward.verifiers import OURS, load
+from millrace.streams.reward.verifiers import BUILT_IN, load
 
 TAKES_AGENT = "(task, base_url, api_key)"
 TAKES_VERIFIER = "(task, output, episode)"
@@ -97,8 +97,8 @@ def _verifier(settings: Settings) -> str:
     if name == JUDGE:
         choose(settings.reward).close()  # its model is not asked: that would cost money
         return f"{settings.reward.judge.model} judges by {settings.reward.judge.rubric}"
-    function = None if name in SETTLED else load(name)
-    if function is not None and name not in OURS:
+    function = None if name in SETTINGS_VERIFIERS else load(name)
+    if function is not None and name not in BUILT_IN:
         _takes_three(function, f"verifier {name!r}", TAKES_VERIFIER, RewardError)
     source = _first(settings)
     if source is None:

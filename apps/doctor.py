@@ -24,7 +24,7 @@ from millrace.infra.config import Settings, is_local
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import MillraceError, PolicyError
 from millrace.infra.local_keys import kafka_options
-from millrace.infra.machine.deployment import ports, taken
+from millrace.infra.machine.deployment import port_conflicts, ports
 from millrace.infra.machine.java import java
 from millrace.infra.machine.leftovers import deployment_id
 from millrace.infra.machine.supervisor import Supervisor
@@ -208,7 +208,7 @@ def _ports(settings: Settings) -> str:
     """Whether `up` can have its ports, or has them already."""
     if Supervisor(settings.home, deployment_id(settings.namespace, settings.home)).running():
         return "in use by this deployment"
-    found = list(taken(settings))
+    found = list(port_conflicts(settings))
     if found:
         raise OSError("; ".join(found))
     return ", ".join(f"{port} ({key})" for key, port in ports(settings).items()) + " are free"

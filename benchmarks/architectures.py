@@ -161,7 +161,7 @@ def tested(found: dict[str, Verdict]) -> str:
     return (
         '"""Architectures whose numbers were compared; `make architectures` makes this list."""\n\n'
         "from __future__ import annotations\n\n"
-        "TESTED = frozenset(\n    (\n" + lines.replace("'", '"') + "    )\n)\n"
+        "TESTED_KINDS = frozenset(\n    (\n" + lines.replace("'", '"') + "    )\n)\n"
         '"""model types"""\n'
     )
 

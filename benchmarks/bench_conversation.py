@@ -74,7 +74,7 @@ def requests(turns: int) -> list[bytes]:
 
 def stored(trail: RequestTrail, body: bytes) -> bytes:
     """What the record of one more call holds."""
-    return trail.stored(body, outlined(body)).request
+    return trail.compress(body, outlined(body)).request
 
 
 def shortened(sent: list[bytes]) -> list[bytes]:
@@ -82,9 +82,9 @@ def shortened(sent: list[bytes]) -> list[bytes]:
     trail, store, kept = RequestTrail(), RequestStore(), []
     for at, body in enumerate(sent):
         outline = outlined(body)
-        left = trail.stored(body, outline)
-        trail.recorded(str(at), outline)
-        call = {"request": left.request, "request_base": left.base, "request_kept": left.kept}
+        left = trail.compress(body, outline)
+        trail.add(str(at), outline)
+        call = {"request": left.request, "request_base": left.base, "request_kept": left.overlap}
         assert store.add(str(at), call) == body, "what was left out can be put in again"
         kept.append(left.request)
     return kept
@@ -122,7 +122,7 @@ def main() -> None:
         new = len(sent[-1])
         trail = RequestTrail()
         for at, body in enumerate(sent[:-1]):
-            trail.recorded(str(at), outlined(body))
+            trail.add(str(at), outlined(body))
         spent = microseconds(partial(stored, trail, sent[-1]))
         parse = microseconds(partial(orjson.loads, sent[-1]))
         table.add_row(

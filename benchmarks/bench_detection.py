@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from millrace.infra.config import Governance
-from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.stage import Refine
 from millrace.streams.serve import DETECTORS
 from millrace.testing.events import Episode
@@ -174,7 +174,7 @@ class Folding:
     """The production stage with its detectors, one event at a time."""
 
     def __init__(self) -> None:
-        self.detectors = Guarded(DETECTORS)
+        self.detectors = GuardedDetectors(DETECTORS)
         self.number = 0
 
     def event(self, kind: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from millrace.infra.stages.slot import RunnerSettings
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.streams.dispatch.stage import Dispatch, Terms
-from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.streams.serve import DETECTORS
@@ -90,9 +90,9 @@ def copy(bus: Bus, layout: TopicSizes, count: int) -> float:
     raw, copied = full_name(layout.namespace, "raw"), full_name(layout.namespace, "copied")
     member = bus.member(f"{layout.namespace}.copy", raw)
     transactor = bus.transactor(f"{layout.namespace}.copy")
-    while len(member.assigned()) < layout.slots:
+    while len(member.assignment()) < layout.slots:
         member.poll(1, 0.1)
-        for partition in member.assigned():
+        for partition in member.assignment():
             member.seek(partition, 0)
     began, done = time.perf_counter(), 0
     while done < count:
@@ -149,7 +149,7 @@ def one_round(bus: Bus, number: int, size: int, records: int) -> dict[str, float
     grants = full_name(layout.namespace, f"{POLICY}.grants")
     fold(bus, layout, dispatch, lambda: written(bus, grants) == groups)
     fill(bus, layout, made)
-    detectors = Guarded(DETECTORS)
+    detectors = GuardedDetectors(DETECTORS)
     try:
         seconds = {"copy": copy(bus, layout, len(made))}
         seconds["refine"] = fold(bus, layout, Refine(Governance(), [detectors], slots=2))

@@ -29,7 +29,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.serve import spare_collector
 from millrace.producers.gateway.sessions import checkpoint
 from millrace.producers.gateway.sessions.sessions import Sessions
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from tests.support import chat_tokenizer
 from tests.support.in_process import POLICY, InProcess, Played
@@ -88,7 +88,7 @@ def written(folder: Path, ended: int, route: str = "chat/completions") -> None:
     print(f"  folding {log.end} entries: {time.process_time() - begun:.1f} s of CPU", flush=True)
     for entry in copies(entries, ids, min(ended, FOLDED), ended):
         log.append(entry)
-    sessions.checkpoint(log, Spending({}), Underway(folder))()
+    sessions.checkpoint(log, Spending({}), StreamingMarks(folder))()
     behind = checkpoint.ENTRIES // len(entries)
     for entry in copies(entries, ids, ended, ended + behind):
         log.append(entry)
@@ -103,7 +103,7 @@ def start(folder: Path) -> None:
     begun, imported = time.perf_counter(), time.process_time()
     spare_collector()
     log = CaptureLog(folder)
-    live = Sessions(folder, POLICY).rebuild(log, Spending({}), Underway(folder))
+    live = Sessions(folder, POLICY).rebuild(log, Spending({}), StreamingMarks(folder))
     wall, cpu = time.perf_counter() - begun, time.process_time() - imported
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     size = (folder / checkpoint.FILE).stat().st_size >> 10 if (folder / checkpoint.FILE).exists() else 0

@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 import psutil
 
-from millrace.producers.gateway.processes.owner import chosen
+from millrace.producers.gateway.processes.owner import choose_process
 
 Measure = Callable[[Callable[[int], Awaitable[None]], int, float], Awaitable[tuple[float, float, float]]]
 ROUNDS = 3
@@ -69,7 +69,7 @@ async def compare(
 
         print("\na hop, one call in flight: at the process that holds the conversation, and at the other")
         print(f"{'':12} | {'here p50':>8} | {'there p50':>9} | {'added ms':>8}")
-        name = next(f"hop-{at}" for at in range(100) if chosen(f"name hop-{at}", 2) == 0)
+        name = next(f"hop-{at}" for at in range(100) if choose_process(f"name hop-{at}", 2) == 0)
         for stream in (False, True):
             times: tuple[list[float], list[float]] = ([], [])
             for round in range(ROUNDS + 1):

@@ -55,7 +55,7 @@ def archiver(settings: Settings, bus: Bus, close_s: float | None = None) -> Arch
     chosen = settings.archive
     return Archiver(
         bus,
-        Archive(settings.archived),
+        Archive(settings.archive_root),
         settings.namespace,
         ClaimStore(settings.claims),
         segment_bytes=chosen.segment_mb << 20,
@@ -66,15 +66,15 @@ def archiver(settings: Settings, bus: Bus, close_s: float | None = None) -> Arch
 
 def shelves(settings: Settings) -> Iterator[Shelf]:
     """Every partition of which something is archived, by topic. Raises ArchiveError for a damaged manifest."""
-    archive = Archive(settings.archived)
+    archive = Archive(settings.archive_root)
     for topic in archive.topics(f"{settings.namespace}."):
         yield from archive.shelves(topic).values()
 
 
 def verify(settings: Settings, shelf: Shelf) -> Verified:
     """Read every segment of a partition. Raises ArchiveError naming the first that is damaged, and the offset."""
-    archive = Archive(settings.archived)
-    records = sum(1 for one in shelf.segments for _ in archive.stored(shelf.topic, shelf.partition, one))
+    archive = Archive(settings.archive_root)
+    records = sum(1 for one in shelf.segments for _ in archive.rows(shelf.topic, shelf.partition, one))
     return Verified(shelf, records, sum(one.size for one in shelf.segments))
 
 

@@ -19,7 +19,7 @@ from millrace.infra.engines.kinds import KINDS
 from millrace.infra.errors import PolicyError
 from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.history import newest
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import LedgerEntry, WeightVersion
@@ -140,7 +140,7 @@ def _event(
 
 
 def _entry(event: WeightVersion) -> LedgerEntry:
-    return chained(
+    return chain_entry(
         {
             "policy": event["policy"],
             "version": 0,

@@ -30,7 +30,7 @@ EXACT = 2**53
 def canonical(value: object) -> bytes:
     """JSON with sorted keys and whole floats as integers; Python's own text of what nests too deep for that."""
     try:
-        value = _whole(value)
+        value = _integer(value)
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except (TypeError, RecursionError):
         return repr(value).encode(errors="surrogatepass")
@@ -41,7 +41,7 @@ def canonical_json(data: bytes | str) -> bytes:
     try:
         if shape.unwieldy(data):
             raise TypeError
-        return orjson.dumps(_whole(orjson.loads(data)), option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps(_integer(orjson.loads(data)), option=orjson.OPT_SORT_KEYS)
     except (orjson.JSONDecodeError, TypeError, RecursionError):
         return data.strip() if isinstance(data, bytes) else data.strip().encode(errors="surrogatepass")
 
@@ -98,15 +98,15 @@ def _listed(parts: list[Json]) -> bytes:
         return repr(parts).encode()
 
 
-def _whole(value: object) -> object:
+def _integer(value: object) -> object:
     if isinstance(value, float):
         return int(value) if -EXACT < value < EXACT and value.is_integer() else value
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return _rounded(value)
     if isinstance(value, dict):
-        return {name: _whole(inner) for name, inner in value.items()}
+        return {name: _integer(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_whole(inner) for inner in value]
+        return [_integer(inner) for inner in value]
     return value
 
 

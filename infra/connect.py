@@ -37,9 +37,9 @@ def connect_now(settings: Settings) -> Bus:
 
 def history(settings: Settings) -> Bus:
     """As `connect_now`, with what is archived: what the topics have forgotten is read from there."""
-    return ArchivedBus(connect_now(settings), Archive(settings.archived))
+    return ArchivedBus(connect_now(settings), Archive(settings.archive_root))
 
 
 def claims(settings: Settings) -> ClaimStore:
     """The bytes behind claims, those that only the archive still has among them."""
-    return ClaimStore(settings.claims, beside=Archive(settings.archived).claimed)
+    return ClaimStore(settings.claims, beside=Archive(settings.archive_root).claim_body)

@@ -18,29 +18,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-PRIVATE = 0o600
-SHARED = 0o666
+PRIVATE_MODE = 0o600
+SHARED_MODE = 0o666
 """as the umask says"""
 DRAFT = ".tmp-"
 """how the name of a draft begins"""
 
 Step = Literal["filled", "flushed", "named"]
 """what was done: the bytes are in the draft; they are on the disk; they have their name, maybe in memory alone"""
-Passed = Callable[[Step], None]
+OnStep = Callable[[Step], None]
 
 
-def _nobody(step: Step) -> None:
+def _ignore(step: Step) -> None:
     """The default listener."""
 
 
-def write(path: Path, data: bytes | str, *, mode: int = PRIVATE, sync: bool = True, passed: Passed = _nobody) -> None:
+def write(
+    path: Path, data: bytes | str, *, mode: int = PRIVATE_MODE, sync: bool = True, on_step: OnStep = _ignore
+) -> None:
     """Put `data` (text as UTF-8) in the place of the file `path`, whose folder is there. sync: whether it outlives a
-    power cut, and not only the process. passed: hears of each step. Raises OSError; then the old file stands."""
+    power cut, and not only the process. on_step: hears of each step. Raises OSError; then the old file stands."""
     draft = draft_of(path)
     try:
         _fill(draft, data.encode() if isinstance(data, str) else data, mode)
-        passed("filled")
-        name(draft, path, sync=sync, passed=passed)
+        on_step("filled")
+        name(draft, path, sync=sync, on_step=on_step)
     except BaseException:
         with suppress(OSError):
             draft.unlink()
@@ -53,7 +55,7 @@ def once(path: Path, data: bytes) -> bytes:
     if not path.is_file() or not path.stat().st_size:
         draft = draft_of(path)
         try:
-            _fill(draft, data, PRIVATE)
+            _fill(draft, data, PRIVATE_MODE)
             flush(draft)
             try:
                 os.link(draft, path)
@@ -67,7 +69,7 @@ def once(path: Path, data: bytes) -> bytes:
 
 
 @contextmanager
-def drafted(path: Path, *, replace: bool = False, sync: bool = True) -> Iterator[Path]:
+def drafting(path: Path, *, replace: bool = False, sync: bool = True) -> Iterator[Path]:
     """Inside, fill the draft that is given, a file or a folder, however long that takes; behind it stands under the
     name `path`, whole and, with `sync`, on the disk. Where an error leaves the block, or `path` exists already and is
     not to be replaced (FileExistsError), the draft goes. Raises OSError."""
@@ -87,24 +89,26 @@ def drafted(path: Path, *, replace: bool = False, sync: bool = True) -> Iterator
         raise
 
 
-def name(draft: Path, path: Path, *, aside: Path | None = None, sync: bool = True, passed: Passed = _nobody) -> None:
-    """Give a filled draft, a file or a folder on the disk of `path`, that name. aside: where what stands there goes
+def name(draft: Path, path: Path, *, backup: Path | None = None, sync: bool = True, on_step: OnStep = _ignore) -> None:
+    """Give a filled draft, a file or a folder on the disk of `path`, that name. backup: where what stands there goes
     first, by one rename; without it a file is replaced, and a folder that holds something is an error. Raises OSError;
     then, unless it was the last flush that failed, the draft still lies where it was."""
     if sync:
         flush_all(draft)
-    passed("flushed")
-    rename(draft, path, aside=aside, sync=sync, passed=passed)
+    on_step("flushed")
+    rename(draft, path, backup=backup, sync=sync, on_step=on_step)
 
 
-def rename(draft: Path, path: Path, *, aside: Path | None = None, sync: bool = True, passed: Passed = _nobody) -> None:
+def rename(
+    draft: Path, path: Path, *, backup: Path | None = None, sync: bool = True, on_step: OnStep = _ignore
+) -> None:
     """`name` for a draft whose bytes are on the disk already, or need not be. Raises OSError."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileExistsError(f"{path} is a device or a pipe, which a file cannot replace: name a file")
-    if aside is not None and path.exists():
-        path.rename(aside)
+    if backup is not None and path.exists():
+        path.rename(backup)
     draft.rename(path)
-    passed("named")
+    on_step("named")
     if sync:
         flush(path.parent)
 
@@ -114,19 +118,19 @@ def draft_of(path: Path) -> Path:
     return path.with_name(f"{DRAFT}{path.name}-{secrets.token_hex(6)}")
 
 
-def meant(name: str) -> str:
+def final_name(name: str) -> str:
     """The name that a draft was to get; empty for a name that is no draft's. Pure."""
-    wanted, dash, tail = name.removeprefix(DRAFT).rpartition("-")
-    return wanted if dash and name.startswith(DRAFT) and len(tail) == 12 and tail.isalnum() else ""
+    final, dash, tail = name.removeprefix(DRAFT).rpartition("-")
+    return final if dash and name.startswith(DRAFT) and len(tail) == 12 and tail.isalnum() else ""
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
     """Have the folder `path`, with those above it, there and on the disk. Raises OSError."""
-    new = [each for each in (path, *path.parents) if not each.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode, parents=True, exist_ok=True)
-    for each in new or [path]:  # whoever else made it may not have come so far
+    for folder in missing or [path]:  # whoever else made it may not have come so far
         with suppress(PermissionError):  # names in a folder that may not be read are the kernel's to write
-            flush(each.parent)
+            flush(folder.parent)
 
 
 def flush_all(path: Path) -> None:

@@ -26,15 +26,15 @@ Hook = Callable[[str], None]
 def _killer(spec: str, once: str) -> Hook | None:
     if not spec:
         return None
-    wanted, _, nth = spec.partition(":")
-    left = int(nth or 1)
+    target, _, nth = spec.partition(":")
+    countdown = int(nth or 1)
 
     def hook(name: str) -> None:
-        nonlocal left
-        if name != wanted:
+        nonlocal countdown
+        if name != target:
             return
-        left -= 1
-        if left == 0:
+        countdown -= 1
+        if countdown == 0:
             if once:
                 with suppress(FileExistsError):
                     os.close(os.open(once, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

@@ -20,7 +20,7 @@ from millrace.infra.errors import ConfigError
 INDEX = "MILLRACE_PROCESS"
 """the environment variable that says which process of the gateway one is"""
 FILE = "processes"
-DRAINED = "drained"
+DRAIN_MARK = "drained"
 
 
 class ProcessCount(msgspec.Struct, array_like=True):
@@ -42,34 +42,34 @@ def with_folder(settings: Settings, folder: Path) -> Settings:
 
 def own_index() -> int:
     """The index of this process. Raises ConfigError for a variable that is no number."""
-    told = os.environ.get(INDEX) or "0"
-    if not told.isdecimal():
-        raise ConfigError(f"{INDEX}={told}: the index of one of [gateway] processes, the first is 0")
-    return int(told)
+    text = os.environ.get(INDEX) or "0"
+    if not text.isdecimal():
+        raise ConfigError(f"{INDEX}={text}: the index of one of [gateway] processes, the first is 0")
+    return int(text)
 
 
 def counts(settings: Settings, now: int) -> list[ProcessCount]:
     """The numbers of processes that there were, as far as they matter at `now` (micros), the newest last, which is the
     present one."""
-    wanted, found = settings.gateway.processes, _kept(settings.gateway.capture_dir)
-    if not found or found[-1].processes != wanted:
-        found.append(ProcessCount(wanted, now))
+    present, history = settings.gateway.processes, _stored_counts(settings.gateway.capture_dir)
+    if not history or history[-1].processes != present:
+        history.append(ProcessCount(present, now))
     kept_us = settings.topics.short_hours * 3600 * 1_000_000
     # A number is over when the next one began.
-    over = sum(after.since < now - kept_us for after in found[1:])
-    return found[over:]
+    over = sum(after.since < now - kept_us for after in history[1:])
+    return history[over:]
 
 
 def note(settings: Settings, now: int) -> tuple[int, ...]:
     """A process starts: keep what the numbers were; returns the former ones that matter, the newest first."""
-    folder, present, found = settings.gateway.capture_dir, settings.gateway.processes, counts(settings, now)
-    if found != (_kept(folder) or [ProcessCount(1, found[0].since)]):
+    folder, present, history = settings.gateway.capture_dir, settings.gateway.processes, counts(settings, now)
+    if history != (_stored_counts(folder) or [ProcessCount(1, history[0].since)]):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable.write(folder / FILE, msgspec.json.encode(found))
-    return tuple(dict.fromkeys(count.processes for count in reversed(found) if count.processes != present))
+        durable.write(folder / FILE, msgspec.json.encode(history))
+    return tuple(dict.fromkeys(count.processes for count in reversed(history) if count.processes != present))
 
 
-def _kept(folder: Path) -> list[ProcessCount]:
+def _stored_counts(folder: Path) -> list[ProcessCount]:
     """What the file says. Where there is none one process came before, if any did."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessCount])
@@ -77,7 +77,7 @@ def _kept(folder: Path) -> list[ProcessCount]:
         return [ProcessCount(1, 0)] if (folder / "lock").exists() else []
 
 
-def retired(settings: Settings, now: int) -> list[int]:
+def retired_indexes(settings: Settings, now: int) -> list[int]:
     """The indexes beyond the present number whose folders may hold sessions, or what is still to be sent."""
     most = max(count.processes for count in counts(settings, now))
     beyond = range(settings.gateway.processes, most)
@@ -87,13 +87,13 @@ def retired(settings: Settings, now: int) -> list[int]:
 def is_drained(capture_dir: Path, index: int) -> bool:
     """Whether a retired process has ended all that it held, or never held anything. One that is only down has not."""
     folder = folder_of(capture_dir, index)
-    return not folder.is_dir() or (folder / DRAINED).exists()
+    return not folder.is_dir() or (folder / DRAIN_MARK).exists()
 
 
-def mark_drained(capture_dir: Path, index: int, drained: bool) -> None:
+def mark_drain(capture_dir: Path, index: int, is_drained: bool) -> None:
     """Say that it has, and begins nothing any more; or that it serves."""
-    mark = folder_of(capture_dir, index) / DRAINED
-    if drained:
+    mark = folder_of(capture_dir, index) / DRAIN_MARK
+    if is_drained:
         durable.write(mark, b"")
     else:
         mark.unlink(missing_ok=True)

@@ -55,8 +55,8 @@ def unless_in(trouble: Callable[[], str]) -> Callable[[], Standing]:
     """Serving, or failed while `trouble` says why the process cannot work now; it is empty when it can."""
 
     def standing() -> Standing:
-        said = trouble()
-        return Standing("failed", None, said[:MOST]) if said else Standing("serving")
+        fault = trouble()
+        return Standing("failed", None, fault[:MOST]) if fault else Standing("serving")
 
     return standing
 
@@ -129,10 +129,10 @@ class Heartbeat:
 
     def _publish(self, publisher: Publisher, lives_s: float) -> None:
         state, version, error = self._standing()
-        sent = publisher.publish(self._status(state=state, version=version, error=error, lives_s=lives_s))
+        future = publisher.publish(self._status(state=state, version=version, error=error, lives_s=lives_s))
         try:
             publisher.flush(FLUSH_S)
         except UnreachableError as late:
             logger.warning("%s: the log does not take its status yet: %s", self._worker, late)
         else:
-            sent.result()
+            future.result()

@@ -24,7 +24,7 @@ USER = "millrace"
 UMASK = 0o077
 
 
-def private(home: Path) -> None:
+def make_home(home: Path) -> None:
     """Make `home`, or close one that is there, to all but its owner, and all that this process writes from now on.
 
     Raises ServiceError where it cannot be made or is another user's."""
@@ -39,9 +39,9 @@ def private(home: Path) -> None:
 
 def make_keys(settings: Settings, *names: str) -> None:
     """Make the keys, or those of these names, of what is local and has none. Several may do so at once."""
-    private(settings.home)
-    unnamed = not settings.rollout.key
-    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True, WORKERS: unnamed}
+    make_home(settings.home)
+    has_no_key = not settings.rollout.key
+    local = {ENGINE: settings.engine.local, BROKER: settings.kafka.local, WAREHOUSE: True, WORKERS: has_no_key}
     for name in names or local:
         if local[name]:
             _make(settings.home / "keys" / name)

@@ -18,6 +18,6 @@ def proof_of(key: str, hash: bytes) -> str:
     return hmac.new(key.encode(), _PURPOSE + hash, hashlib.sha256).hexdigest()
 
 
-def proven(key: str, hash: bytes, given: bytes | None) -> bool:
-    """Whether `given`, the value of the header, is the proof."""
-    return given is not None and hmac.compare_digest(given, proof_of(key, hash).encode())
+def proven(key: str, hash: bytes, proof: bytes | None) -> bool:
+    """Whether `proof`, the value of the header, is the proof."""
+    return proof is not None and hmac.compare_digest(proof, proof_of(key, hash).encode())

@@ -36,23 +36,23 @@ Attribute = str | bool | int | float
 _tracer: Tracer | None = None
 _meter: Meter | None = None
 _share = 1.0
-chosen: ContextVar[tuple[int, int] | None] = ContextVar("chosen", default=None)
+chosen_ids: ContextVar[tuple[int, int] | None] = ContextVar("chosen_ids", default=None)
 """trace id and span id of the span that is being made, where they are not random"""
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 class Instrument:
     """A named measurement. `unit` is OpenTelemetry's (s, By, {token})."""
 
-    made: ClassVar[list[Instrument]] = []
+    instances: ClassVar[list[Instrument]] = []
     kind: ClassVar[str]
 
     __slots__ = ("_real", "name", "unit", "what")
 
-    def __init__(self, name: str, unit: str, what: str) -> None:
-        self.name, self.unit, self.what = name, unit, what
+    def __init__(self, name: str, unit: str, description: str) -> None:
+        self.name, self.unit, self.what = name, unit, description
         self._real: Any = None
-        Instrument.made.append(self)
+        Instrument.instances.append(self)
         if _meter is not None:
             self.bind(_meter)
 
@@ -102,22 +102,22 @@ class Gauge(Instrument):
             self._real.set(value, labels)
 
 
-def counter(name: str, unit: str = "", what: str = "") -> Counter:
+def counter(name: str, unit: str = "", description: str = "") -> Counter:
     """A new counter, named like `millrace.tokens`."""
-    return Counter(name, unit, what)
+    return Counter(name, unit, description)
 
 
-def histogram(name: str, unit: str = "", what: str = "") -> Histogram:
+def histogram(name: str, unit: str = "", description: str = "") -> Histogram:
     """A new histogram, named like `millrace.step.time`."""
-    return Histogram(name, unit, what)
+    return Histogram(name, unit, description)
 
 
-def gauge(name: str, unit: str = "", what: str = "") -> Gauge:
+def gauge(name: str, unit: str = "", description: str = "") -> Gauge:
     """A new gauge, named like `millrace.lag`."""
-    return Gauge(name, unit, what)
+    return Gauge(name, unit, description)
 
 
-def started() -> bool:
+def is_exporting() -> bool:
     """Whether this process exports."""
     return _tracer is not None
 
@@ -127,7 +127,7 @@ def start(tracer: Tracer, meter: Meter, sample: float = 1.0) -> None:
     `sample`: share of trajectories that are traced."""
     global _tracer, _meter, _share
     _tracer, _meter, _share = tracer, meter, sample
-    for instrument in Instrument.made:
+    for instrument in Instrument.instances:
         instrument.bind(meter)
 
 
@@ -141,34 +141,34 @@ def span(
     """A span around a block: child of the context in `headers`, else of the trajectory's own span, else of the block
     that encloses it. It begins at `since` when that is given and not in the future. An exception that leaves the block
     is recorded and goes on."""
-    return _NOTHING if _tracer is None else _span(_tracer, name, headers or {}, trajectory, since, attributes)
+    return _NO_SPAN if _tracer is None else _span(_tracer, name, headers or {}, trajectory, since, attributes)
 
 
 def context(root: str, trajectory: str = "") -> str:
     """The `traceparent` of a trajectory's own span, which may not be exported yet. `root` is its root trajectory, whose
     id names the trace; empty when telemetry is off, or the trajectory is not traced."""
-    if _tracer is None or not _sampled(trace_id := _trace_id(root)):
+    if _tracer is None or not _is_sample(trace_id := _trace_id(root)):
         return ""
     return f"00-{trace_id:032x}-{_span_id(_trace_id(trajectory) or trace_id):016x}-01"
 
 
-def own(name: str, root: str, trajectory: str, since: Micros, **attributes: Attribute) -> None:
+def export_own_span(name: str, root: str, trajectory: str, since: Micros, **attributes: Attribute) -> None:
     """Export a trajectory's own span, from `since` until now: the parent of what `context` led other processes to.
     That of a root trajectory is the root of the trace; others are its children."""
-    trace_id, mine = _trace_id(root), _trace_id(trajectory)
-    if _tracer is None or not mine or not _sampled(trace_id):
+    trace_id, trajectory_id = _trace_id(root), _trace_id(trajectory)
+    if _tracer is None or not trajectory_id or not _is_sample(trace_id):
         return
     from opentelemetry.context import Context
 
-    parent = Context() if mine == trace_id else _inside(trace_id)
-    token = chosen.set((trace_id, _span_id(mine)))
+    parent = Context() if trajectory_id == trace_id else _inside(trace_id)
+    token = chosen_ids.set((trace_id, _span_id(trajectory_id)))
     try:
-        made = _tracer.start_span(
+        span = _tracer.start_span(
             name, parent, attributes={"millrace.trajectory": trajectory, **attributes}, start_time=_nanos(since)
         )
     finally:
-        chosen.reset(token)
-    made.end()
+        chosen_ids.reset(token)
+    span.end()
 
 
 @contextmanager
@@ -198,9 +198,9 @@ def _inside(trace_id: int) -> Context:
     """The context of the root span of a trace: a process that was not handed it knows it from the id alone."""
     from opentelemetry import trace
 
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if _sampled(trace_id) else trace.TraceFlags.DEFAULT)
-    made = trace.SpanContext(trace_id, _span_id(trace_id), is_remote=True, trace_flags=flags)
-    return trace.set_span_in_context(trace.NonRecordingSpan(made))
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if _is_sample(trace_id) else trace.TraceFlags.DEFAULT)
+    span = trace.SpanContext(trace_id, _span_id(trace_id), is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(span))
 
 
 def _nanos(since: Micros | None) -> int | None:
@@ -221,7 +221,7 @@ def _trace_id(trajectory: str) -> int:
         return 0
 
 
-def _sampled(trace_id: int) -> bool:
+def _is_sample(trace_id: int) -> bool:
     """Every process traces the same trajectories, for the choice depends on the id alone."""
     # The low 32 bits of a uuid7 are random; higher ones are time, version and variant.
     return bool(trace_id) and trace_id & (2**32 - 1) < _share * 2**32

@@ -46,12 +46,12 @@ class Ids(RandomIdGenerator):
     """Random ids, but for the spans whose ids follow from their trajectory's."""
 
     def generate_trace_id(self) -> int:
-        chosen = telemetry.chosen.get()
-        return chosen[0] if chosen else super().generate_trace_id()
+        ids = telemetry.chosen_ids.get()
+        return ids[0] if ids else super().generate_trace_id()
 
     def generate_span_id(self) -> int:
-        chosen = telemetry.chosen.get()
-        return chosen[1] if chosen else super().generate_span_id()
+        ids = telemetry.chosen_ids.get()
+        return ids[1] if ids else super().generate_span_id()
 
 
 class Seldom(logging.Filter):

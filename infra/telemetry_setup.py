@@ -8,7 +8,7 @@ from millrace.infra.config import Settings
 
 def setup(settings: Settings, role: str) -> None:
     """Start exporting for this process as `role`; with exporter `none` nothing happens. Once a process."""
-    if settings.telemetry.exporter == "none" or telemetry.started():
+    if settings.telemetry.exporter == "none" or telemetry.is_exporting():
         return
     from millrace.infra import telemetry_export
 

@@ -27,17 +27,17 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-_ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
     """The text with a picture (␛, ␇, ...) in the place of each character that a terminal would obey."""
-    return _ODD.sub(_picture, text)
+    return _CONTROL.sub(_picture, text)
 
 
-def escaped(text: str) -> str:
+def escape_json(text: str) -> str:
     """JSON text with an escape in the place of each such character; its value is the same."""
-    return _ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def put(text: str) -> None:
@@ -65,21 +65,21 @@ def finite(value: object) -> Any:
 def put_bytes(pieces: Iterable[bytes], *, as_json: bool = False) -> None:
     """Write UTF-8: as it is, but on a terminal without control characters, which are escaped where it is JSON."""
     sys.stdout.flush()
-    shown = _shown(pieces, escaped if as_json else clean) if sys.stdout.isatty() else pieces
-    for piece in shown:
+    out = _decoded_pieces(pieces, escape_json if as_json else clean) if sys.stdout.isatty() else pieces
+    for piece in out:
         sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
 
 
-def _shown(pieces: Iterable[bytes], made: Callable[[str], str]) -> Iterable[bytes]:
+def _decoded_pieces(pieces: Iterable[bytes], change: Callable[[str], str]) -> Iterable[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for piece in pieces:
-        yield made(decoder.decode(piece)).encode()
-    yield made(decoder.decode(b"", final=True)).encode()
+        yield change(decoder.decode(piece)).encode()
+    yield change(decoder.decode(b"", final=True)).encode()
 
 
-def _picture(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
 
 

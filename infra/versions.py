@@ -37,24 +37,24 @@ def local(uri: str) -> Path | None:
     return Path(unquote(parts.path)) if parts.scheme else Path(uri)
 
 
-def located(event: WeightVersion, root: str | Path) -> WeightVersion:
+def locate(event: WeightVersion, root: str | Path) -> WeightVersion:
     """The event with `uri` and `delta` as they are here. root: the configured directory of the policy's versions. What
     lies at neither place keeps its recorded path, so that errors name it."""
     delta = event["delta"]
     return {
         **event,
-        "uri": _found(event["uri"], Path(_plain(root)), NAME),
-        "delta": None if delta is None else _found(delta, Path(_plain(root), DELTAS), DELTA),
+        "uri": _present_uri(event["uri"], Path(_path_text(root)), NAME),
+        "delta": None if delta is None else _present_uri(delta, Path(_path_text(root), DELTAS), DELTA),
     }
 
 
 def directory(event: WeightVersion, root: str | Path) -> Path:
-    """The directory of a version, as `located` finds it."""
-    uri = located(event, root)["uri"]
+    """The directory of a version, as `locate` finds it."""
+    uri = locate(event, root)["uri"]
     return local(uri) or Path(uri)
 
 
-def _found(uri: str, root: Path, names: re.Pattern[str]) -> str:
+def _present_uri(uri: str, root: Path, names: re.Pattern[str]) -> str:
     path = local(uri)
     if path is None or here(path):
         return uri
@@ -70,7 +70,7 @@ def here(path: Path) -> bool:
         return False
 
 
-def _plain(root: str | Path) -> str:
+def _path_text(root: str | Path) -> str:
     return str(root).removeprefix("file://")
 
 

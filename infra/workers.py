@@ -38,7 +38,7 @@ def status(
     """What this process says now, for `lives_s` seconds. `version`: what it has loaded, as an `adapter` or whole."""
     now = now_micros()
     label = make_label(policy, version) if version is not None else None
-    said: WorkerStatus = {
+    record: WorkerStatus = {
         "worker": worker,
         "incarnation": incarnation,
         "role": role,
@@ -54,4 +54,4 @@ def status(
         "expires_at": now + int(lives_s * 1e6),
         "time": now,
     }
-    return Outgoing(topic, key_of(worker, incarnation), codec.encode("WorkerStatus", said))
+    return Outgoing(topic, key_of(worker, incarnation), codec.encode("WorkerStatus", record))

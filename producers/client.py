@@ -30,7 +30,7 @@ from millrace.infra.errors import GatewayError
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.producers.session_keys import session_id
-from millrace.producers.tools import SideEffect, decorated, enter, leave
+from millrace.producers.tools import SideEffect, decorate, enter, leave
 from millrace.schemas.records import ToolStatus
 
 R = TypeVar("R")
@@ -64,8 +64,8 @@ class Speaker(ABC, Generic[R]):
     """key under which rewards are sent; None: the session's own, which speaks for the source `agent` alone"""
 
     @abstractmethod
-    def _send(self, path: str, body: Json, *, again: bool) -> R:
-        """POST to a path of the session; `again`: whether it may be sent twice."""
+    def _send(self, path: str, body: Json, *, may_repeat: bool) -> R:
+        """POST to a path of the session; `may_repeat`: whether it may be sent twice."""
 
     def tool_call(self, call_id: str, name: str, arguments: str | Mapping[str, Any] = "{}") -> R:
         """The agent asks a tool."""
@@ -134,7 +134,7 @@ class Speaker(ABC, Generic[R]):
         A session that was started here judges with the key that started it; an attached one holds the session's own
         key only, which may say what the agent thinks of itself and nothing in anyone else's name."""
         body = {"value": value, "source": source, "response_id": response_id, "reward_id": reward_id, **more}
-        return self._send("reward", body, again=reward_id is not None)
+        return self._send("reward", body, may_repeat=reward_id is not None)
 
     def end(
         self,
@@ -146,7 +146,7 @@ class Speaker(ABC, Generic[R]):
     ) -> R:
         """The episode is over. Saying so twice does no harm."""
         body = {"status": status, "stop_condition": stop_condition, "output": output, "reason": reason}
-        return self._send("end", body, again=True)
+        return self._send("end", body, may_repeat=True)
 
     @overload
     def tool(self, function: F, /) -> F: ...
@@ -173,7 +173,7 @@ class Speaker(ABC, Generic[R]):
         leave_out: Collection[str] = (),
     ) -> Any:
         """`millrace.tool`, reporting to this session from whatever thread or task."""
-        return decorated(function, self._owner, name, version, side_effect, call_id, leave_out)
+        return decorate(function, self._owner, name, version, side_effect, call_id, leave_out)
 
     @contextmanager
     def active(self) -> Iterator[Self]:
@@ -199,7 +199,7 @@ class Speaker(ABC, Generic[R]):
         return self.api_key if path != "reward" or self.judge_key is None else self.judge_key
 
     def _event(self, **event: Any) -> R:
-        return self._send("events", {"events": [event]}, again=False)
+        return self._send("events", {"events": [event]}, may_repeat=False)
 
 
 class Session(Speaker[Json]):
@@ -214,8 +214,8 @@ class Session(Speaker[Json]):
     def start(cls, base_url: str, api_key: str = "", **fields: Any) -> Session:
         """Begin an episode. `fields`: task_id, task, group, awaits, split, ... as `POST /v1/sessions` takes them."""
         with httpx.Client(timeout=TIMEOUT_S) as http:
-            found = _post(http, f"{base_url.rstrip('/')}/sessions", api_key, fields, again="attempt" in fields)
-        session = cls(base_url, found["api_key"], owned=True)
+            reply = _post(http, f"{base_url.rstrip('/')}/sessions", api_key, fields, may_repeat="attempt" in fields)
+        session = cls(base_url, reply["api_key"], owned=True)
         session.judge_key = api_key
         return session
 
@@ -239,10 +239,12 @@ class Session(Speaker[Json]):
             self.end(**_verdict(error))
         self.close()
 
-    def _send(self, path: str, body: Json, *, again: bool) -> Json:
+    def _send(self, path: str, body: Json, *, may_repeat: bool) -> Json:
         if path == "end":
             REPORTS.flush(self.base_url)
-        return _post(self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, again=again)
+        return _post(
+            self._http, f"{self.base_url}/sessions/{self.id}/{path}", self._key(path), body, may_repeat=may_repeat
+        )
 
 
 class AsyncSession(Speaker[Awaitable[Json]]):
@@ -260,13 +262,13 @@ class AsyncSession(Speaker[Awaitable[Json]]):
         cls, base_url: str, api_key: str = "", *, http: aiohttp.ClientSession | None = None, **fields: Any
     ) -> AsyncSession:
         """Begin an episode. `fields` as `POST /v1/sessions` takes them."""
-        url, again = f"{base_url.rstrip('/')}/sessions", "attempt" in fields
+        url, may_repeat = f"{base_url.rstrip('/')}/sessions", "attempt" in fields
         if http is not None:
-            found = await _apost(http, url, api_key, fields, again=again)
+            reply = await _apost(http, url, api_key, fields, may_repeat=may_repeat)
         else:
-            async with aiohttp.ClientSession() as own:
-                found = await _apost(own, url, api_key, fields, again=again)
-        session = cls(base_url, found["api_key"], owned=True, http=http)
+            async with aiohttp.ClientSession() as client:
+                reply = await _apost(client, url, api_key, fields, may_repeat=may_repeat)
+        session = cls(base_url, reply["api_key"], owned=True, http=http)
         session.judge_key = api_key
         return session
 
@@ -277,7 +279,7 @@ class AsyncSession(Speaker[Awaitable[Json]]):
 
     async def close(self) -> None:
         """Let go of the connection; ends nothing."""
-        await _flushed(self.base_url)
+        await _flush(self.base_url)
         if self._own_http:
             await self._http.close()
 
@@ -293,14 +295,14 @@ class AsyncSession(Speaker[Awaitable[Json]]):
             await self.end(**_verdict(error))
         await self.close()
 
-    async def _send(self, path: str, body: Json, *, again: bool) -> Json:
+    async def _send(self, path: str, body: Json, *, may_repeat: bool) -> Json:
         if path == "end":
-            await _flushed(self.base_url)
+            await _flush(self.base_url)
         url = f"{self.base_url}/sessions/{self.id}/{path}"
-        return await _apost(self._http, url, self._key(path), body, again=again)
+        return await _apost(self._http, url, self._key(path), body, may_repeat=may_repeat)
 
 
-async def _flushed(base_url: str) -> None:
+async def _flush(base_url: str) -> None:
     """What tools reported is at the gateway, or was waited for."""
     if not REPORTS.flush(base_url, 0):
         await asyncio.to_thread(REPORTS.flush, base_url)
@@ -312,8 +314,8 @@ def _verdict(error: BaseException | None) -> Json:
     return {"status": "failed", "stop_condition": "exception", "reason": f"{type(error).__name__}: {error}"}
 
 
-def _post(http: httpx.Client, url: str, key: str, body: Json, *, again: bool) -> Json:
-    for attempt in Retrying(**_policy(again)):
+def _post(http: httpx.Client, url: str, key: str, body: Json, *, may_repeat: bool) -> Json:
+    for attempt in Retrying(**_policy(may_repeat)):
         with attempt:
             try:
                 answer = http.post(url, content=orjson.dumps(body), headers=_headers(key))
@@ -323,9 +325,9 @@ def _post(http: httpx.Client, url: str, key: str, body: Json, *, again: bool) ->
     raise AssertionError("tenacity either returns or raises")
 
 
-async def _apost(http: aiohttp.ClientSession, url: str, key: str, body: Json, *, again: bool) -> Json:
+async def _apost(http: aiohttp.ClientSession, url: str, key: str, body: Json, *, may_repeat: bool) -> Json:
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async for attempt in AsyncRetrying(**_policy(again)):
+    async for attempt in AsyncRetrying(**_policy(may_repeat)):
         with attempt:
             try:
                 async with http.post(url, data=orjson.dumps(body), headers=_headers(key), timeout=limit) as answer:
@@ -335,10 +337,10 @@ async def _apost(http: aiohttp.ClientSession, url: str, key: str, body: Json, *,
     raise AssertionError("tenacity either returns or raises")
 
 
-def _policy(again: bool) -> Json:
+def _policy(may_repeat: bool) -> Json:
     return {
         "retry": retry_if_exception_type(GatewayUnreachable),
-        "stop": stop_after_attempt(ATTEMPTS if again else 1),
+        "stop": stop_after_attempt(ATTEMPTS if may_repeat else 1),
         "wait": wait_exponential(0.1, max=2.0),
         "reraise": True,
     }

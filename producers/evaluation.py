@@ -52,10 +52,10 @@ async def ask(
     of question and sample, fields of the chat request. With an
     `agent` it runs on each task as rollout workers run it, and asks what it likes; one that raises has answered nothing
     and did not finish. Raises GatewayError when the gateway does not answer."""
-    free = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
 
     async def one(question: int, sample: int) -> JudgedAnswer:
-        async with free:
+        async with slots:
             try:
                 return await _episode(question, sample)
             except openai.OpenAIError as error:
@@ -74,19 +74,19 @@ async def ask(
         }
         async with await AsyncSession.start(base_url, api_key, **fields) as session:
             if agent is None:
-                text, finished = await _reply(session, question, sample)
+                text, has_finished = await _reply(session, question, sample)
             else:
-                text, finished = await _run(agent, session, dict(task))
-            reward = await judge(question, text, finished)
+                text, has_finished = await _run(agent, session, dict(task))
+            reward = await judge(question, text, has_finished)
             await session.reward(reward, source=SOURCE, **({} if reward is not None else {"label": "unjudged"}))
             await session.end(output=text)
-        return JudgedAnswer(question, finished, reward)
+        return JudgedAnswer(question, has_finished, reward)
 
     async def _reply(session: AsyncSession, question: int, sample: int) -> tuple[str, bool]:
         client = openai.AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, timeout=TIMEOUT_S)
         async with client:
-            asked: Any = {"messages": tasks[question]["messages"], **sampling(question, sample)}
-            reply = await client.chat.completions.create(model=model, **asked)
+            fields: Any = {"messages": tasks[question]["messages"], **sampling(question, sample)}
+            reply = await client.chat.completions.create(model=model, **fields)
         choice = reply.choices[0]
         return choice.message.content or "", choice.finish_reason != "length"
 

@@ -80,8 +80,8 @@ class GatewayLine:
         if self._capture is not None:
             self._capture.close(patience_s)
 
-    def _tell(self, what: str) -> None:
-        logger.log(logging.DEBUG if self._said else logging.WARNING, "%s: %s", self._url, what)
+    def _tell(self, text: str) -> None:
+        logger.log(logging.DEBUG if self._said else logging.WARNING, "%s: %s", self._url, text)
         self._said = True
 
 
@@ -130,7 +130,7 @@ class Reports:
         for line in lines.values():
             line.close(patience_s)
 
-    def forked(self) -> None:
+    def after_fork(self) -> None:
         """This process is a child: the files and threads of its parent stay the parent's."""
         _PARENTS.append(self._lines)
         self._begin()
@@ -140,7 +140,7 @@ _PARENTS: list[dict[str, GatewayLine]] = []
 """kept, so that nothing of them is closed here"""
 REPORTS = Reports()
 atexit.register(REPORTS.close)
-os.register_at_fork(after_in_child=lambda: REPORTS.forked())
+os.register_at_fork(after_in_child=lambda: REPORTS.after_fork())
 
 
 def _worker(reports: Reports) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 import orjson
 
-from millrace.producers.gateway.episodes.bodies import ToolCallIn, ToolResultIn, posted
+from millrace.producers.gateway.episodes.bodies import ToolCallIn, ToolResultIn, post_body
 from millrace.producers.intake.conversation import Owner
 from millrace.producers.reports import REPORTS
 from millrace.schemas import bounds
@@ -39,25 +39,25 @@ SideEffect = Literal["none", "reversible", "irreversible"]
 
 current: ContextVar[Owner | None] = ContextVar("millrace_session", default=None)
 """the session that tools report to"""
-_entered: ContextVar[tuple[tuple[object, Owner], ...]] = ContextVar("millrace_entered", default=())
+_blocks: ContextVar[tuple[tuple[object, Owner], ...]] = ContextVar("millrace_entered", default=())
 """the blocks of sessions that this context is in, the innermost last: each with its mark"""
 
 
 def enter(mark: object, owner: Owner) -> None:
     """A block of a session begins in this context."""
-    _entered.set((*_entered.get(), (mark, owner)))
+    _blocks.set((*_blocks.get(), (mark, owner)))
     current.set(owner)
 
 
 def leave(mark: object) -> None:
     """The innermost block with this mark is over, whichever others are in between. Nothing where this context did not
     enter it."""
-    inside = _entered.get()
+    inside = _blocks.get()
     at = next((at for at in reversed(range(len(inside))) if inside[at][0] is mark), None)
     if at is not None:
-        left = inside[:at] + inside[at + 1 :]
-        _entered.set(left)
-        current.set(left[-1][1] if left else None)
+        rest = inside[:at] + inside[at + 1 :]
+        _blocks.set(rest)
+        current.set(rest[-1][1] if rest else None)
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ def tool(
     arguments. `leave_out`: parameters that the model does not give. `side_effect`: what a call changes in the world.
     It may stand above `@staticmethod` and `@classmethod` or below them. Raises TypeError for what is no plain function,
     such as a generator or a class."""
-    return decorated(function, None, name, version, side_effect, call_id, leave_out)
+    return decorate(function, None, name, version, side_effect, call_id, leave_out)
 
 
-def decorated(
+def decorate(
     function: Callable[..., Any] | None,
     owner: Owner | None,
     name: str | None,
@@ -115,9 +115,9 @@ def decorated(
 ) -> Any:
     """`tool`, for the session of `owner` where one is given."""
     if function is None:
-        return lambda given: decorated(given, owner, name, version, side_effect, call_id, leave_out)
+        return lambda target: decorate(target, owner, name, version, side_effect, call_id, leave_out)
     if isinstance(function, staticmethod | classmethod):
-        inner = decorated(function.__func__, owner, name, version, side_effect, call_id, leave_out)
+        inner = decorate(function.__func__, owner, name, version, side_effect, call_id, leave_out)
         return type(function)(inner)
     generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if not callable(function) or inspect.isclass(function) or generates:
@@ -128,34 +128,34 @@ def decorated(
         signature = None
     first = next(iter(signature.parameters), "") if signature else ""
     unsaid = frozenset(leave_out) | ({first} & {"self", "cls"}) | ({call_id} if call_id else set())
-    own = getattr(function, "__name__", type(function).__name__)
-    return wrapped(function, Spec(name or own, signature, version, side_effect, call_id, unsaid, owner))
+    function_name = getattr(function, "__name__", type(function).__name__)
+    return wrap(function, Spec(name or function_name, signature, version, side_effect, call_id, unsaid, owner))
 
 
-def wrapped(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
+def wrap(function: Callable[..., Any], spec: Spec) -> Callable[..., Any]:
     """The function, reporting each call."""
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def later(*args: Any, **given: Any) -> Any:
-            with ToolCallReport(spec, args, given) as call:
-                call.result = await function(*args, **given)
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            with ToolCallReport(spec, args, kwargs) as call:
+                call.result = await function(*args, **kwargs)
             return call.result
 
         return later
 
     @functools.wraps(function)
-    def at_once(*args: Any, **given: Any) -> Any:
-        call = ToolCallReport(spec, args, given)
+    def at_once(*args: Any, **kwargs: Any) -> Any:
+        call = ToolCallReport(spec, args, kwargs)
         with call:
-            call.result = function(*args, **given)
+            call.result = function(*args, **kwargs)
             call.waits = inspect.iscoroutine(call.result)
-        return awaited(call) if call.waits else call.result
+        return await_result(call) if call.waits else call.result
 
     return at_once
 
 
-async def awaited(call: ToolCallReport) -> Any:
+async def await_result(call: ToolCallReport) -> Any:
     """The result of a plain function that returned a coroutine."""
     pending, call.waits = call.result, False
     with call:
@@ -166,51 +166,51 @@ async def awaited(call: ToolCallReport) -> Any:
 class ToolCallReport:
     """One call of a tool, entered when it begins; `waits`: its block ends before it does. Reporting never raises."""
 
-    def __init__(self, spec: Spec, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Spec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.result: Any = None
         self.waits = False
-        self._spec, self._args, self._given = spec, args, given
+        self._spec, self._args, self._kwargs = spec, args, kwargs
         self._owner = spec.owner or current.get()
         self._id: str | None = None
         self._began = 0.0
 
     def __enter__(self) -> Self:
         if self._owner is not None and self._id is None:
-            self._report(self._asked)
+            self._report(self._call_event)
             self._began = time.perf_counter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._owner is not None and not self.waits:
-            self._report(lambda: self._answered(error, round((time.perf_counter() - self._began) * 1e6)))
+            self._report(lambda: self._result_event(error, round((time.perf_counter() - self._began) * 1e6)))
 
     def _report(self, event: Callable[[], dict[str, Any]]) -> None:
         assert self._owner is not None
         try:
-            said = event()
+            body = event()
         except Exception as error:  # a value may raise whatever it likes when it is written down: the tool goes on
             REPORTS.miss(self._owner, f"a call of {self._spec.name} cannot be written down ({type(error).__name__})")
             self._owner = None
         else:
-            REPORTS.take(self._owner, said)
+            REPORTS.take(self._owner, body)
 
-    def _asked(self) -> dict[str, Any]:
-        bound = arguments(self._spec.signature, self._args, self._given)
-        own = bound.get(self._spec.call_id) if self._spec.call_id else None
-        self._id = call_id = own if isinstance(own, str) and own else new_id()
-        said = {name: value for name, value in bound.items() if name not in self._spec.leave_out}
-        return posted(
+    def _call_event(self) -> dict[str, Any]:
+        values = arguments(self._spec.signature, self._args, self._kwargs)
+        model_id = values.get(self._spec.call_id) if self._spec.call_id else None
+        self._id = call_id = model_id if isinstance(model_id, str) and model_id else new_id()
+        fields = {name: value for name, value in values.items() if name not in self._spec.leave_out}
+        return post_body(
             ToolCallIn,
             call_id=call_id,
             name=self._spec.name,
-            arguments=as_json(said),
-            join=call_id != own,
+            arguments=as_json(fields),
+            join=call_id != model_id,
             event_time=now_micros(),
         )
 
-    def _answered(self, error: BaseException | None, latency_us: int) -> dict[str, Any]:
+    def _result_event(self, error: BaseException | None, latency_us: int) -> dict[str, Any]:
         assert self._id is not None, "it was asked"
-        return posted(
+        return post_body(
             ToolResultIn,
             call_id=self._id,
             name=self._spec.name,
@@ -223,17 +223,17 @@ class ToolCallReport:
         )
 
 
-def arguments(signature: inspect.Signature | None, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a call gave each parameter, by its name; defaults that it left alone are not among them."""
     try:
         if signature is None:
             raise TypeError
-        bound = signature.bind(*args, **given).arguments
+        values = signature.bind(*args, **kwargs).arguments
     except TypeError:  # the call itself fails, or has no names to go by
-        return {**({"args": list(args)} if args else {}), **given}
+        return {**({"args": list(args)} if args else {}), **kwargs}
     kinds = signature.parameters
     out: dict[str, Any] = {}
-    for name, value in bound.items():
+    for name, value in values.items():
         if kinds[name].kind is inspect.Parameter.VAR_KEYWORD:
             out.update(value)
         else:
@@ -258,12 +258,12 @@ def as_text(value: Any) -> str:
 def as_json(value: Any) -> str:
     """JSON of any value; what has no form in JSON is written as Python shows it."""
     try:
-        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(value, default=_as_plain, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # integers of more than 64 bits, text that is no Unicode, depth
         return json.dumps(value, default=repr, skipkeys=True)
 
 
-def _plain(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     dump = getattr(value, "model_dump", None)
     if callable(dump) and not isinstance(value, type):
         return dump(mode="json", exclude_unset=True)

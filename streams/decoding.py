@@ -52,10 +52,10 @@ class Decoder:
         if len(data) > self._max_bytes:
             raise Unreadable("oversize", f"{len(data)} bytes, at most {self._max_bytes} are taken")
         try:
-            name, found = codec.decode(data)
+            name, content = codec.decode(data)
             if name != "Claim":
-                return name, found
-            claim = cast(Claim, found)
+                return name, content
+            claim = cast(Claim, content)
             if claim["size"] > self._max_bytes:
                 raise Unreadable("oversize", f"{claim['size']} bytes, at most {self._max_bytes} are taken")
             if self._claims is None:

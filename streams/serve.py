@@ -26,7 +26,7 @@ from millrace.infra.stages.slot import RunnerSettings
 from millrace.infra.stages.telemetry import TurnReport
 from millrace.streams.dispatch import announce as asking
 from millrace.streams.dispatch.stage import Dispatch, Terms
-from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import key_in
 from millrace.streams.refine.stage import Refine
@@ -35,7 +35,7 @@ from millrace.streams.seal.stage import Seal
 
 RECORDS = telemetry.counter("millrace.stage.records", "{record}", "records folded")
 DUPLICATES = telemetry.counter("millrace.stage.duplicates", "{record}", "records skipped as duplicates")
-EMITTED = telemetry.counter("millrace.stage.emitted", "{record}", "records written, by topic")
+EMISSIONS = telemetry.counter("millrace.stage.emitted", "{record}", "records written, by topic")
 FOLD = telemetry.histogram("millrace.stage.fold", "s", "time to fold a turn")
 COMMIT = telemetry.histogram("millrace.stage.commit", "s", "time to commit a turn")
 RESTORE = telemetry.histogram("millrace.stage.restore", "s", "time to fence and restore a slot")
@@ -43,7 +43,7 @@ LAG = telemetry.gauge("millrace.stage.lag", "{offset}", "offsets behind the stab
 DISPOSITIONS = telemetry.counter(
     "millrace.dispositions", "{disposition}", "ends of events, groups and tickets, by topic and kind or reason"
 )
-DROPPED = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were refused and folded again")
+DROPPED_TURNS = telemetry.counter("millrace.stage.dropped", "{turn}", "turns that were refused and folded again")
 
 
 class StageMetrics:
@@ -53,7 +53,7 @@ class StageMetrics:
         RECORDS.add(len(report.records) - report.duplicates, stage=report.stage, slot=report.slot)
         DUPLICATES.add(report.duplicates, stage=report.stage, slot=report.slot)
         for topic, count in report.emitted.items():
-            EMITTED.add(count, stage=report.stage, topic=topic)
+            EMISSIONS.add(count, stage=report.stage, topic=topic)
         FOLD.record(report.fold_s, stage=report.stage)
         COMMIT.record(report.commit_s, stage=report.stage)
         for (topic, end), count in report.ends.items():
@@ -62,15 +62,15 @@ class StageMetrics:
         for record in report.records:
             for context in contexts(record):
                 # A policy's own stage is called <policy>.<stage>, and its span as its role.
-                name, carried = f"millrace.{report.stage.rpartition('.')[2]}", {telemetry.HEADER: context}
-                with telemetry.span(name, carried, since=record.timestamp, stage=report.stage):
+                name, headers = f"millrace.{report.stage.rpartition('.')[2]}", {telemetry.HEADER: context}
+                with telemetry.span(name, headers, since=record.timestamp, stage=report.stage):
                     pass
 
-    def opened(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
         RESTORE.record(seconds, stage=stage)
 
-    def dropped(self, stage: str, slot: int, reason: Exception) -> None:
-        DROPPED.add(1, stage=stage, reason=type(reason).__name__)
+    def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
+        DROPPED_TURNS.add(1, stage=stage, reason=type(reason).__name__)
 
     def lag(self, stage: str, slot: int, offsets: int) -> None:
         LAG.set(offsets, stage=stage, slot=slot)
@@ -81,8 +81,8 @@ def contexts(record: Record) -> list[str]:
     headers = record.headers
     if telemetry.MANY in headers:
         return headers[telemetry.MANY].decode("ascii", "replace").split(",")
-    ended = headers.get("kind") == b"episode_ended" and telemetry.HEADER in headers
-    return [headers[telemetry.HEADER].decode("ascii", "replace")] if ended else []
+    is_end = headers.get("kind") == b"episode_ended" and telemetry.HEADER in headers
+    return [headers[telemetry.HEADER].decode("ascii", "replace")] if is_end else []
 
 
 DETECTORS = (
@@ -92,7 +92,7 @@ DETECTORS = (
 SECOND = 1_000_000
 
 
-def refine_of(settings: Settings, detectors: Guarded, claims: ClaimStore | None = None) -> Refine:
+def refine_of(settings: Settings, detectors: GuardedDetectors, claims: ClaimStore | None = None) -> Refine:
     """The refine stage that the settings describe."""
     key = settings.governance.name_key.get_secret_value().encode() or key_in(settings.home)
     return Refine(
@@ -133,7 +133,7 @@ def dispatch_of(settings: Settings) -> Dispatch:
 def run_refine(settings: Settings) -> None:
     """Raw to events, until SIGTERM; and bodies of large records go when nothing refers to them any more."""
     keep_rules(settings.home)
-    detectors = Guarded(DETECTORS)
+    detectors = GuardedDetectors(DETECTORS)
     kept_s = settings.topics.short_hours * 3600
     sweeping = Sweeping(
         partial(connect, settings),

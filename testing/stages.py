@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from millrace.infra.log.topics import logical_name
 from millrace.infra.stages.base import Stage
-from millrace.infra.stages.state import OWN
+from millrace.infra.stages.state import RUNNER_PREFIX
 from millrace.schemas import codec
 from millrace.testing.world import CALM, Chances, World
 
@@ -103,7 +103,9 @@ def _outcome(world: World, stage: Stage, topics: Mapping[str, int]) -> dict[str,
     kept: Counter[str] = Counter()
     for slot in range(topics[stage.primary]):
         for part, held in world.state(stage.name, slot).snapshot().items():
-            kept.update(f"{slot} {part} {key}={value!r}" for key, value in held.items() if not key.startswith(OWN))
+            kept.update(
+                f"{slot} {part} {key}={value!r}" for key, value in held.items() if not key.startswith(RUNNER_PREFIX)
+            )
     return {**found, "state": kept}
 
 

@@ -23,7 +23,7 @@ MISSPELT = [
     ("streams/seal/attempts.py", 'body["task_id"]', 'body["taskid"]', "taskid"),
     ("streams/seal/rewards.py", 'body["supersedes"] is not None', 'body["supercedes"] is not None', "supercedes"),
     ("streams/dispatch/stage.py", '< ticket["min_version"]', '< ticket["min_verison"]', "min_verison"),
-    ("streams/dispatch/stage.py", '"done": {**found}', '"doen": {**found}', "doen"),
+    ("streams/dispatch/stage.py", '"done": {**completion}', '"doen": {**completion}', "doen"),
     ("streams/dispatch/stage.py", "replace(book, prompt=", "replace(book, promt=", "promt"),
     ("streams/dispatch/records.py", '"lease_until": ticket', '"laese_until": ticket', "laese_until"),
     ("streams/refine/stage.py", '"source_hash": event', '"source_hahs": event', "source_hahs"),
@@ -50,7 +50,7 @@ MISSPELT = [
         "untrainable_raeson",
     ),
     ("producers/gateway/sessions/lineage.py", 'call["prefix_len"]', 'call["prefix_lne"]', "prefix_lne"),
-    ("producers/gateway/calls/gateway.py", '"whole": session.whole', '"hwole": session.whole', "hwole"),
+    ("producers/gateway/calls/gateway.py", '"whole": session.is_whole', '"hwole": session.is_whole', "hwole"),
     ("producers/rollout/worker.py", 'resolution["solicited"]', 'resolution["solicted"]', "solicted"),
     ("infra/log/history/ledger.py", '"prev_hash": previous', '"prev_hahs": previous', "prev_hahs"),
     ("infra/log/history/newest.py", 'found["version"] != version', 'found["verison"] != version', "verison"),
@@ -104,7 +104,7 @@ MISSPELT = [
 MISPLACED = [
     ("streams/seal/stage.py", "yield GROUPS.put(key, group)", "yield ATTEMPTS.put(key, group)", 'Argument 1 to "put"'),
     ("streams/seal/stage.py", "yield TOMBSTONES.put(tombstone, True)", 'yield TOMBSTONES.put(tombstone, "")', "bool"),
-    ("streams/dispatch/stage.py", "view.get(ASKED)", 'view.get("asked")', 'Argument 1 to "get"'),
+    ("streams/dispatch/stage.py", "view.get(ASK)", 'view.get("asked")', 'Argument 1 to "get"'),
     ("streams/refine/stage.py", "prev = view.get(CHAIN) or START", "prev = view.get(_key(event)) or START", "bytes"),
 ]
 """what belongs under one key, under another or under a key without a type"""

@@ -18,11 +18,11 @@ def fits(state: State) -> None:
     if state.adapter is not None:
         return  # its moments are the adapter's, which checks them itself
     for slot, moments in state.moments.items():
-        strange = sorted(moments.keys() ^ state.weights.keys())
-        strange = strange or sorted(name for name, m in moments.items() if m.shape != state.weights[name].shape)
-        if strange:
+        misfits = sorted(moments.keys() ^ state.weights.keys())
+        misfits = misfits or sorted(name for name, m in moments.items() if m.shape != state.weights[name].shape)
+        if misfits:
             raise CheckpointError(
-                f"{slot} does not fit the weights at {strange[0]}: state.tensors and model.safetensors must be of one "
+                f"{slot} does not fit the weights at {misfits[0]}: state.tensors and model.safetensors must be of one "
                 "version; start from the weights alone to begin without moments"
             )
 
@@ -37,10 +37,10 @@ def right_head(state: State, role: str) -> None:
         raise BadConfiguration("the reward model has a vocabulary and no score: `millrace reward-model` trains one")
 
 
-def same_vocabulary(policy: State, other: State, role: str, *, equal: bool) -> None:
+def same_vocabulary(policy: State, peer: State, role: str, *, equal: bool) -> None:
     """Raises BadConfiguration when a model that scores beside a policy has a smaller vocabulary, or with `equal`
     another one. Sizes are all that can be compared: that ids mean the same is up to whoever names the model."""
-    policy_size, other_size = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, other))
+    policy_size, other_size = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, peer))
     if other_size < policy_size or (equal and other_size != policy_size):
         raise BadConfiguration(
             f"the {role} knows {other_size} tokens, the policy {policy_size}: name a {role} of its tokenizer"

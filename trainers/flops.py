@@ -45,14 +45,14 @@ def peak(device: str) -> float | None:
 def per_token(shapes: Iterable[tuple[str, tuple[int, ...]]], config: Mapping[str, Any], length: float) -> float:
     """FLOPs to train one token of sequences of `length`, for a model of these named weights and its configuration."""
     active = 0.0
-    visited = float(config.get("num_experts_per_tok") or 1) / float(config.get("num_experts") or 1)
+    share = float(config.get("num_experts_per_tok") or 1) / float(config.get("num_experts") or 1)
     for name, shape in shapes:
         size = 1.0
         for side in shape:
             size *= side
         if len(shape) < 2 or (name.endswith("embed_tokens.weight") and not config.get("tie_word_embeddings")):
             continue
-        active += size * (visited if ".experts." in name else 1.0)
+        active += size * (share if ".experts." in name else 1.0)
     heads = int(config["num_attention_heads"])
     width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
     return 6 * active + 12 * int(config["num_hidden_layers"]) * heads * width * length / 2
@@ -73,5 +73,5 @@ def utilisation(state: State, metrics: Mapping[str, float], devices: int) -> dic
 def _utilisation(state: State, metrics: Mapping[str, float], rate: float, devices: int) -> dict[str, float]:
     shapes = ((name, tuple(tensor.shape)) for name, tensor in state.weights.items())
     length = metrics["tokens_computed"] / max(1.0, metrics["samples"])
-    each = per_token(shapes, json.loads(state.assets["config.json"]), length)
-    return {"mfu": mfu(metrics["tokens_per_second"], each, rate, devices)}
+    cost = per_token(shapes, json.loads(state.assets["config.json"]), length)
+    return {"mfu": mfu(metrics["tokens_per_second"], cost, rate, devices)}

@@ -57,7 +57,7 @@ class Share:
     groups: int
 
 
-Stepped = Callable[[Sequence[Packed], StepResult, float], None]
+OnStep = Callable[[Sequence[Packed], StepResult, float], None]
 """hears an optimizer step of the policy: this rank's micro-batches as they trained, what came of it, learning rate"""
 
 
@@ -120,7 +120,7 @@ class Trainer:
         self.packing = packing
         self.prefix_sharing = prefix_sharing
         self.critic_schedule = schedule if critic_lr is None else replace(schedule, lr=critic_lr)
-        self.stepped: Stepped | None = None
+        self.stepped: OnStep | None = None
 
     def load(self, state: State) -> None:
         """Loads `state` into the backend, and all that the algorithm needs beside it: the frozen models, and a critic
@@ -131,13 +131,13 @@ class Trainer:
         elif state.critic is None:
             state = replace(state, critic=with_scalar_head(merge(state)))
         fits(state)
-        held = {role: self.held[role]() for role in self.algorithm.holds if self.backend.plays(role)}
-        for role, other in held.items():
-            right_head(other, role)
-            same_vocabulary(state, other, role, equal=role not in self.algorithm.needs)
+        models = {role: self.held[role]() for role in self.algorithm.holds if self.backend.plays(role)}
+        for role, model in models.items():
+            right_head(model, role)
+            same_vocabulary(state, model, role, equal=role not in self.algorithm.needs)
         self.backend.load(state)
-        for role, other in held.items():
-            self.backend.hold(role, other)
+        for role, model in models.items():
+            self.backend.hold(role, model)
         if self.prefix_sharing and self.backend.fills_rows:
             raise BadConfiguration(
                 "this model computes each sample in a row of its own and shares no beginnings: leave prefix_sharing out"
@@ -175,17 +175,17 @@ class Trainer:
         stray = {sample.seq for sample in samples} - {seq for seqs in minibatches for seq in seqs}
         if stray:
             raise BadConfiguration(f"samples of seqs {sorted(stray)[:5]} are in no minibatch; plan the whole batch")
-        accepted = self.algorithm.accept(samples)
-        packed = self._pack(accepted, minibatches, version)
-        scores = self._scores(accepted, packed)
-        weights = self.algorithm.weigh(accepted, oldest, scores, self.backend.sum)
-        packed = [[micro.attach_samples(weights) for micro in micros] for micros in packed]
+        batch = self.algorithm.accept(samples)
+        micro_lists = self._pack(batch, minibatches, version)
+        scores = self._scores(batch, micro_lists)
+        weights = self.algorithm.weigh(batch, oldest, scores, self.backend.sum)
+        micro_lists = [[micro.attach_samples(weights) for micro in micros] for micros in micro_lists]
         critic = self.algorithm.critic
-        counts = self._counts(self.algorithm, packed)
-        valued_counts = counts if critic is None else self._counts(critic, packed)
+        counts = self._counts(self.algorithm, micro_lists)
+        valued_counts = counts if critic is None else self._counts(critic, micro_lists)
         results: list[StepResult] = []
-        valued: list[StepResult] = []
-        for micros, count, valued_count in zip(packed, counts, valued_counts, strict=True):
+        critic_results: list[StepResult] = []
+        for micros, count, valued_count in zip(micro_lists, counts, valued_counts, strict=True):
             if count > 0:
                 lr = self.schedule.at(self.backend.steps)
                 critic_lr = self.critic_schedule.at(self.backend.steps)
@@ -193,22 +193,22 @@ class Trainer:
                 if self.stepped is not None:
                     self.stepped(micros, results[-1], lr)
                 if critic is not None:
-                    valued.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
-        report = self._report(samples, packed, results, version)
+                    critic_results.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
+        report = self._report(samples, micro_lists, results, version)
         if REWARD_MODEL in self.algorithm.needs:
-            report.metrics.update(self._rewards(accepted, scores))
+            report.metrics.update(self._rewards(batch, scores))
         if critic is not None:
-            applied = [result for result in valued if result.applied]
+            updates = [result for result in critic_results if result.applied]
             names = {"loss": "value_loss", "grad_norm": "value_grad_norm"}
-            report.metrics.update({names.get(name, name): value for name, value in _means(critic, applied).items()})
-            report.metrics["value_steps_skipped"] = float(len(valued) - len(applied))
-            if applied:
+            report.metrics.update({names.get(name, name): value for name, value in _means(critic, updates).items()})
+            report.metrics["value_steps_skipped"] = float(len(critic_results) - len(updates))
+            if updates:
                 report = replace(report, unchanged=None)
         return report
 
-    def _counts(self, algorithm: Algorithm, packed: list[list[Packed]]) -> list[float]:
+    def _counts(self, algorithm: Algorithm, micro_lists: list[list[Packed]]) -> list[float]:
         """Each minibatch's denominator of this algorithm's loss, over all cells."""
-        return self.backend.sum([sum(algorithm.count(micro) for micro in micros) for micros in packed])
+        return self.backend.sum([sum(algorithm.count(micro) for micro in micros) for micros in micro_lists])
 
     def _pack(
         self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int
@@ -220,7 +220,7 @@ class Trainer:
         parts = [[sample for seq in seqs for sample in by_seq.get(seq, [])] for seqs in minibatches]
         cuts = [self._cut(part) for part in parts]
         counts = [int(count) for count in self.backend.max([len(micros) for micros in cuts])]
-        packed = []
+        micro_lists = []
         for index, (part, micros, count) in enumerate(zip(parts, cuts, counts, strict=True)):
             if self.packing != "sequential" and len(micros) < count:
                 more = self._cut(part, count)  # as many as the others have, instead of idle ones
@@ -228,23 +228,23 @@ class Trainer:
             padding: list[list[Sample]] = [[]] * (count - len(micros))
             theta = version + index / len(minibatches)
             rows = [pack(micro, share=self.prefix_sharing) for micro in [*micros, *padding]]
-            packed.append([replace(micro, v_prox=version, v_theta=theta) for micro in rows])
-        return packed
+            micro_lists.append([replace(micro, v_prox=version, v_theta=theta) for micro in rows])
+        return micro_lists
 
     def _cut(self, samples: Sequence[Sample], least: int = 1) -> list[list[Sample]]:
         return cut(
             samples,
             self.budget,
-            whole=self.algorithm.whole,
+            unite=self.algorithm.whole,
             packing=self.packing,
             least=least,
             share=self.prefix_sharing,
             rows=self.backend.fills_rows,
         )
 
-    def _scores(self, samples: Sequence[Sample], packed: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
+    def _scores(self, samples: Sequence[Sample], micro_lists: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
         """What the algorithm needs to know of each token before the batch is weighed."""
-        micros = [micro for minibatch in packed for micro in minibatch]
+        micros = [micro for minibatch in micro_lists for micro in minibatch]
         scores: dict[str, dict[Sample, Floats]] = {}
         for name in self.algorithm.needs:
             if name == VALUES:
@@ -256,32 +256,32 @@ class Trainer:
                 split = [_last(micro, v.numpy()) for micro, v in zip(micros, scored_rows, strict=True)]
             else:
                 role = ACTOR if name == PROXIMAL else name
-                scored = self.backend.score(micros, self.algorithm.temperature, role)
-                split = [micro.split(column) for micro, column in zip(micros, scored, strict=True)]
-            nothing = np.zeros(int(name == VALUES), np.float32)
-            scores[name] = {sample: nothing for sample in samples if not sample.trainable}
+                columns = self.backend.score(micros, self.algorithm.temperature, role)
+                split = [micro.split(column) for micro, column in zip(micros, columns, strict=True)]
+            empty_row = np.zeros(int(name == VALUES), np.float32)
+            scores[name] = {sample: empty_row for sample in samples if not sample.trainable}
             scores[name] |= {sample: row for rows in split for sample, row in rows.items()}
         return scores
 
     def _rewards(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
         """Of a reward model: its scores, and the rewards that trained, over the trajectories of all ranks."""
         marks = rewards.scored(samples, scores[REWARD_MODEL])
-        used = self.algorithm.earned(samples, scores)
+        used = self.algorithm.trained_rewards(samples, scores)
         total = len({(s.group, s.trajectory) for s in samples})
         sums = [len(marks), math.fsum(marks.values()), len(used), math.fsum(used.values()), total]
-        marked, mark, counted, reward, every = self.backend.sum(sums)
+        mark_count, mark, reward_count, reward, every = self.backend.sum(sums)
         return {
-            "reward_model_mean": _ratio(mark, marked),
-            "reward_used_mean": _ratio(reward, counted),
-            "samples_without_score": every - marked,
+            "reward_model_mean": _ratio(mark, mark_count),
+            "reward_used_mean": _ratio(reward, reward_count),
+            "samples_without_score": every - mark_count,
         }
 
     def _report(
-        self, samples: Sequence[Sample], packed: list[list[Packed]], results: list[StepResult], version: int
+        self, samples: Sequence[Sample], micro_lists: list[list[Packed]], results: list[StepResult], version: int
     ) -> Report:
-        micros = [micro for minibatch in packed for micro in minibatch]
-        recorded = {s.trajectory: s.reward for s in samples}
-        rewards = [reward for reward in recorded.values() if reward is not None]
+        micros = [micro for minibatch in micro_lists for micro in minibatch]
+        by_trajectory = {s.trajectory: s.reward for s in samples}
+        rewards = [reward for reward in by_trajectory.values() if reward is not None]
         staleness = [(version - micro.versions)[micro.versions >= 0] for micro in micros]
         local = {
             "trainable": sum(micro.trainable for micro in micros),
@@ -290,22 +290,22 @@ class Trainer:
             "staleness": sum(float(ages.sum()) for ages in staleness),
             "rewards": len(rewards),
             "reward": math.fsum(rewards),
-            "unrewarded": len(recorded) - len(rewards),
+            "unrewarded": len(by_trajectory) - len(rewards),
             "pulling": sum(_pulling(micro) for micro in micros),
             "plain": sum(member.length for micro in micros for member in micro.members),
         }
         cells = [0.0] * (3 * self.backend.data_world)
         first = 3 * self.backend.data_rank
         cells[first : first + 3] = [
-            len(recorded),
+            len(by_trajectory),
             sum(micro.length for micro in micros),
             len({s.seq for s in samples}),
         ]
-        summed = self.backend.sum([*local.values(), *cells])
-        total = dict(zip(local, summed, strict=False))
-        shares = [Share(*(int(x) for x in summed[i : i + 3])) for i in range(len(local), len(summed), 3)]
+        sums = self.backend.sum([*local.values(), *cells])
+        total = dict(zip(local, sums, strict=False))
+        shares = [Share(*(int(x) for x in sums[i : i + 3])) for i in range(len(local), len(sums), 3)]
         (oldest_token,) = self.backend.max([max((float(a.max()) for a in staleness if a.numel()), default=0.0)])
-        applied = [result for result in results if result.applied]
+        updates = [result for result in results if result.applied]
         metrics = {
             "reward_mean": _ratio(total["reward"], total["rewards"]),
             "staleness_mean": _ratio(total["staleness"], total["aged"]),
@@ -315,10 +315,10 @@ class Trainer:
             "samples": float(sum(share.samples for share in shares)),
             "samples_without_reward": total["unrewarded"],
             **({"tokens_pulling": total["pulling"]} if self.algorithm.pulls else {}),
-            "steps": float(len(applied)),
-            "steps_skipped": float(len(results) - len(applied)),
+            "steps": float(len(updates)),
+            "steps_skipped": float(len(results) - len(updates)),
             "lr": self.schedule.at(max(0, self.backend.steps - 1)),
-            **_means(self.algorithm, applied),
+            **_means(self.algorithm, updates),
         }
         if self.prefix_sharing:
             metrics["tree_token_ratio"] = _ratio(metrics["tokens_computed"], total["plain"])
@@ -328,12 +328,12 @@ class Trainer:
                 "every advantage is 0; look at the verifier, or set [policy] dynamic_sampling",
                 version,
             )
-        unchanged = None
+        reason = None
         if not results:
-            unchanged = "nothing trainable in the batch"
-        elif not applied:
-            unchanged = "non-finite loss or gradient"
-        return Report(metrics, shares, int(total["trainable"] - total["kept"]), unchanged)
+            reason = "nothing trainable in the batch"
+        elif not updates:
+            reason = "non-finite loss or gradient"
+        return Report(metrics, shares, int(total["trainable"] - total["kept"]), reason)
 
 
 def _pulling(micro: Packed) -> float:
@@ -368,8 +368,8 @@ def _means(algorithm: Algorithm, results: Sequence[StepResult]) -> dict[str, flo
         if name not in ("kept", "rejected")
     }
     if "rejected" in algorithm.measures:
-        rejected = math.fsum(result.sums["rejected"] for result in results)
-        means["rejected_fraction"] = _ratio(rejected, count + rejected)
+        refusals = math.fsum(result.sums["rejected"] for result in results)
+        means["rejected_fraction"] = _ratio(refusals, count + refusals)
     return {
         "loss": math.fsum(result.loss for result in results) / len(results),
         "grad_norm": math.fsum(result.grad_norm for result in results) / len(results),

@@ -70,7 +70,7 @@ def _bucket(
     cache.batch_repeat_interleave(n)
     logits = logits.repeat_interleave(n, 0)
     tokens, logprobs = [], []
-    finished = torch.zeros(len(logits), dtype=torch.bool, device=model.device)
+    has_ended = torch.zeros(len(logits), dtype=torch.bool, device=model.device)
     for index in range(max_tokens):
         distribution = torch.log_softmax(logits.float() / temperature, -1)
         if generator is None:
@@ -79,8 +79,8 @@ def _bucket(
             next_tokens = torch.multinomial(distribution.exp(), 1, generator=generator)
         tokens.append(next_tokens[:, 0])
         logprobs.append(distribution.gather(-1, next_tokens)[:, 0])
-        finished |= next_tokens[:, 0] == end
-        if index + 1 == max_tokens or bool(finished.all()):
+        has_ended |= next_tokens[:, 0] == end
+        if index + 1 == max_tokens or bool(has_ended.all()):
             break
         logits = model(input_ids=next_tokens, past_key_values=cache, use_cache=True).logits[:, -1]
     replies = []

@@ -25,7 +25,7 @@ def once(context: typer.Context) -> None:
         for kept in kept_now(settings, bus):
             segments, records = segments + 1, records + kept.segment.records
             console.print(f"{kept.topic}/{kept.partition} {told(kept)}", highlight=False, soft_wrap=True)
-    console.print(f"{segments} segments, {records} records -> {settings.archived}", highlight=False, soft_wrap=True)
+    console.print(f"{segments} segments, {records} records -> {settings.archive_root}", highlight=False, soft_wrap=True)
 
 
 def list_(
@@ -54,7 +54,7 @@ def list_(
             _day(max(one.until for one in whole)),
             ", ".join(f"{lo} to {hi - 1}" for lo, hi in shelf.holes()),
         )
-    console.print(table if found else f"nothing is archived in {settings.archived}", soft_wrap=not found)
+    console.print(table if found else f"nothing is archived in {settings.archive_root}", soft_wrap=not found)
 
 
 def verify(context: typer.Context) -> None:

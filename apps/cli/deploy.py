@@ -18,7 +18,7 @@ from rich.live import Live
 
 from millrace.apps.agreement import check_agreement
 from millrace.apps.cli.context import CommandFlags, call, console, entry
-from millrace.consumers.tell.status import StatusWatch, awaited, learning, processes, silent, workers, wrong
+from millrace.consumers.tell.status import StatusWatch, learning, processes, silent_workers, steps_ahead, workers, wrong
 from millrace.infra.config import FILE, PREFIX, Settings
 from millrace.infra.connect import connect
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
@@ -100,7 +100,7 @@ def status(
             _follow(deployment, watch, held)
             return
         states = deployment.supervisor.states()
-        quiet = {} if isinstance(watch, str) else silent(watch, now_micros(), states)
+        quiet = {} if isinstance(watch, str) else silent_workers(watch, now_micros(), states)
         if as_json:
             put_json(_plainly(deployment, watch, states, quiet))
         else:
@@ -128,7 +128,7 @@ def _plainly(
     return {
         "policy": deployment.settings.policy.name,
         "log": watch if isinstance(watch, str) else "ok",
-        "awaited": awaited(watch, states, now_micros()),
+        "awaited": steps_ahead(watch, states, now_micros()),
         "learning": learning_of,
         "processes": [asdict(one) for one in states],
     }
@@ -199,12 +199,12 @@ def _watch(settings: Settings, held: ExitStack) -> StatusWatch | str:
 def _status(deployment: Deployment, watch: StatusWatch | str) -> RenderableType:
     states = deployment.supervisor.states()
     parts: list[RenderableType] = []
-    coming = awaited(watch, states, now_micros())
+    coming = steps_ahead(watch, states, now_micros())
     if isinstance(watch, str):
         parts.append(watch)
     else:
         asked = asked_by(deployment.settings)
-        parts += [learning(watch, asked=asked), "", workers(watch, now_micros(), states)]
+        parts += [learning(watch, settings=asked), "", workers(watch, now_micros(), states)]
     if coming:
         parts += ["", "awaited: " + "; ".join(coming)]
     parts += ["", processes(states) if states else _nothing(deployment.supervisor.left_alone())]

@@ -42,7 +42,7 @@ def export(
     best_of_group: Annotated[
         bool, typer.Option("--best-of-group", help="of each group only the sample with the highest reward")
     ] = False,
-    what_is_left: WhatIsLeft = False,
+    accept_gaps: WhatIsLeft = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest as JSON")] = False,
 ) -> None:
     """Write sealed trajectories in a layout that other tools read, with a manifest beside them.
@@ -60,7 +60,7 @@ def export(
     allowed = entry("millrace.consumers.clearance:today")(settings)
     with _watched() as watch:
         done = entry("millrace.formats.exports:export")(
-            settings, layout, out, wanted, allowed, watch, what_is_left=what_is_left
+            settings, layout, out, wanted, allowed, watch, accept_gaps=accept_gaps
         )
     if as_json:
         put_json(done.as_json())

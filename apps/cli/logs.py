@@ -46,7 +46,7 @@ def logs(
     try:
         while follow:
             sleep(LOOK_S)
-            show(tails.new())
+            show(tails.next_lines())
     except KeyboardInterrupt:
         return
 
@@ -78,21 +78,21 @@ class Tails:
 
     def processes(self) -> list[str]:
         """Those that have a log and are asked for, sorted."""
-        found = sorted(path.name.removesuffix(ENDING) for path in self._folder.glob(f"*{ENDING}"))
-        return [name for name in found if not self._names or {name, role_of(name)} & {*self._names}]
+        names = sorted(path.name.removesuffix(ENDING) for path in self._folder.glob(f"*{ENDING}"))
+        return [name for name in names if not self._names or {name, role_of(name)} & {*self._names}]
 
     def last(self, lines: int) -> Iterator[LogLine]:
         """The newest whole lines of each."""
         for process in self.processes():
-            found = list(self._new(process, newest=True))
-            yield from found[max(0, len(found) - lines) :]
+            lines_read = list(self._read_on(process, newest=True))
+            yield from lines_read[max(0, len(lines_read) - lines) :]
 
-    def new(self) -> Iterator[LogLine]:
+    def next_lines(self) -> Iterator[LogLine]:
         """What was written since the last look, of processes that are new as well."""
         for process in self.processes():
-            yield from self._new(process)
+            yield from self._read_on(process)
 
-    def _new(self, process: str, *, newest: bool = False) -> Iterator[LogLine]:
+    def _read_on(self, process: str, *, newest: bool = False) -> Iterator[LogLine]:
         try:
             file = (self._folder / f"{process}{ENDING}").open("rb")
         except FileNotFoundError:
@@ -100,16 +100,16 @@ class Tails:
         with file:
             about = os.fstat(file.fileno())
             number, size = about.st_ino, about.st_size
-            known, start = self._read.get(process, (number, 0))
-            if known != number or start > size:
+            former, start = self._read.get(process, (number, 0))
+            if former != number or start > size:
                 start = 0
             cut = newest and size > TAIL_BYTES
             if cut:
                 start = size - TAIL_BYTES
             file.seek(start)
-            whole, ended, _ = file.read(size - start).rpartition(b"\n")
-        self._read[process] = (number, start + len(whole) + len(ended))
-        texts = whole.decode("utf-8", "replace").split("\n") if ended else []
+            data, end, _ = file.read(size - start).rpartition(b"\n")
+        self._read[process] = (number, start + len(data) + len(end))
+        texts = data.decode("utf-8", "replace").split("\n") if end else []
         for text in texts[1:] if cut else texts:
             yield LogLine(process, text.rstrip("\r"))
 

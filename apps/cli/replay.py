@@ -26,7 +26,7 @@ replay = typer.Typer(
 @replay.command("branch")
 @with_options(
     *("name", "from_version", "algorithm", "select", "places", "rewards", "teacher", *TRAINING),
-    *("save_every", "keep", "anyway", "what_is_left", "device"),
+    *("save_every", "keep", "anyway", "accept_gaps", "device"),
 )
 def branch(
     context: typer.Context,
@@ -61,7 +61,7 @@ def branch(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
     ] = False,
-    what_is_left: WhatIsLeft = False,
+    accept_gaps: WhatIsLeft = False,
     **options: Any,
 ) -> None:
     """Train a new policy from the configured policy's history, with no engine running.
@@ -89,7 +89,7 @@ def branch(
         save_every=save_every,
         keep=keep,
         anyway=anyway,
-        what_is_left=what_is_left,
+        accept_gaps=accept_gaps,
         **options,
     )
     entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), job, places=listed, sql=sql)
@@ -117,7 +117,7 @@ def reward(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes that verify")] = 1,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="a verdict that takes longer is a labelled failure")] = 10,
-    what_is_left: WhatIsLeft = False,
+    accept_gaps: WhatIsLeft = False,
 ) -> None:
     """Judge sealed trajectories again, and write the rewards beside the live ones.
 
@@ -139,7 +139,7 @@ def reward(
         source=source,
         workers=workers,
         timeout_s=timeout_s,
-        what_is_left=what_is_left,
+        accept_gaps=accept_gaps,
     )
     with complain.status("reading the log") as status:
         found = entry("millrace.consumers.replay.rejudge:run")(
@@ -225,6 +225,6 @@ def prove(
             entry("millrace.consumers.replay.prove.command:train_dump")(settings, load, anyway=anyway, as_json=as_json)
         )
     options = entry("millrace.consumers.replay.prove.command:ReplayOptions")(
-        versions=versions, recorded=recorded, anyway=anyway, layout=layout, dump=dump
+        versions=versions, from_ledger=recorded, anyway=anyway, layout=layout, dump=dump
     )
     raise typer.Exit(entry("millrace.consumers.replay.prove.command:prove")(settings, options, as_json=as_json))

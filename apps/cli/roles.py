@@ -165,7 +165,7 @@ def start(role: Role, settings: Settings) -> None:
     first: they hold its memory, and some its ports. Raises ConfigError for settings that contradict each other."""
     from millrace.apps.agreement import check_agreement
     from millrace.infra import telemetry_setup
-    from millrace.infra.local_keys import private
+    from millrace.infra.local_keys import make_home
     from millrace.infra.machine import leftovers
     from millrace.infra.machine.supervisor import Supervisor
     from millrace.infra.process.ending import end
@@ -174,7 +174,7 @@ def start(role: Role, settings: Settings) -> None:
         check_agreement(settings)
     name = os.environ.get(leftovers.ROLE) or role.name
     become_role(name)
-    private(settings.home)
+    make_home(settings.home)
     deployment = os.environ.get(leftovers.DEPLOYMENT)
     if deployment and leftovers.ROLE in os.environ:
         supervisor = Supervisor(settings.home, deployment)

@@ -114,7 +114,7 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
     if out is None:
         put_bytes(pieces, as_json=form in (AnswerFormat.JSON, AnswerFormat.JSONL))
         return
-    with durable.drafted(out, replace=True, sync=False) as draft, draft.open("wb") as file:
+    with durable.drafting(out, replace=True, sync=False) as draft, draft.open("wb") as file:
         file.writelines(pieces)
     console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
@@ -148,9 +148,9 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
     from prompt_toolkit.history import FileHistory
 
     from millrace.consumers.warehouse.statements import split
-    from millrace.infra.local_keys import private
+    from millrace.infra.local_keys import make_home
 
-    private(settings.home)
+    make_home(settings.home)
     session: PromptSession[str] = PromptSession(history=FileHistory(str(settings.home / "sql_history")))
     console.print("a query ends with ; SHOW TABLES; lists the tables; ^D ends", style="dim")
     text = ""

@@ -30,11 +30,11 @@ from millrace.infra.log.history.rows import Mark, Row
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import changelog_of, full_name, stages_of, turns_of
 from millrace.infra.stages.base import Stage
-from millrace.infra.stages.replay import Refolded, refold
+from millrace.infra.stages.replay import ReplayedTurn, refold
 from millrace.infra.stages.state import SlotState
 from millrace.schemas.records import Event, Turn
 from millrace.streams.dispatch.stage import Dispatch, Terms
-from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import FILE
 from millrace.streams.serve import DETECTORS, dispatch_terms, refine_of, seal_of
@@ -105,7 +105,7 @@ class Folds(Law):
             shown = [last.record.place] if last else []
             self.fail(f"{role}[{slot}] cannot be folded again: {type(error).__name__}: {error}", *shown)
 
-    def _gone(self, role: str, slot: int, last: Refolded | None, error: InputGone) -> None:
+    def _gone(self, role: str, slot: int, last: ReplayedTurn | None, error: InputGone) -> None:
         """A note where retention explains it, else a violation at the turn behind the last that could be folded."""
         number = last.turn["number"] + 1 if last else 0
         record = self._record_of(role, slot, last.record.offset + 1 if last else 0)
@@ -122,7 +122,7 @@ class Folds(Law):
 
     # -- one turn
 
-    def _turn(self, role: str, slot: int, again: Refolded) -> None:
+    def _turn(self, role: str, slot: int, again: ReplayedTurn) -> None:
         turn, folded = again.turn, again.folded
         ids: dict[str, str | int] = {"stage": role, "slot": slot, "turn": turn["number"]}
         mark = Mark(again.record.place, again.record.timestamp)
@@ -135,7 +135,7 @@ class Folds(Law):
         name = f"{self._names[role]}/{slot}"
         self.judge(name, again, self._again.pairs(name, turn["number"], folded), ids)
 
-    def judge(self, name: str, again: Refolded, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
+    def judge(self, name: str, again: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         """All that a turn gives and all that lies there. Raises Stop."""
         mark, header = Mark(again.record.place, again.record.timestamp), f"{name}/{again.turn['number']}".encode()
         missing: Counter[Where] = Counter()
@@ -165,14 +165,14 @@ class Folds(Law):
 
     # -- the state
 
-    def folded(self, role: str, stage: Stage, slot: int, last: Refolded | None) -> None:
+    def folded(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
         """All turns of a slot were folded, and with `last` none differs. Every turn writes a turn record, so while
         their end stands still the changelog does too."""
         if last is None:
             return
         end, log = self._walk.ends[turns_of(role)][slot], full_name(self._walk.namespace, changelog_of(stage.name))
         kept = SlotState.restore(slot, self._bus.read(log, slot)).snapshot()
-        if self._bus.written(self._walk.full[turns_of(role)])[slot] != end:
+        if self._bus.log_ends(self._walk.full[turns_of(role)])[slot] != end:
             self.note(f"{role}[{slot}] goes on writing: its changelog was not compared")
             return
         now, mark = last.state.snapshot(), Mark(last.record.place, last.record.timestamp)
@@ -201,7 +201,7 @@ def production(settings: Settings, stack: ExitStack) -> Makers:
                 " [governance] name_key"
             )
         keep_rules(settings.home)
-        detectors = Guarded(DETECTORS)
+        detectors = GuardedDetectors(DETECTORS)
         stack.callback(detectors.close)
         return refine_of(settings, detectors, claims(settings))
 

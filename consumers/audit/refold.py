@@ -21,9 +21,9 @@ from millrace.infra.errors import ClaimError
 from millrace.infra.log.base import Outgoing, Place, Record
 from millrace.infra.log.topics import partition_of
 from millrace.infra.stages.base import Emit
-from millrace.infra.stages.fold import Folded
+from millrace.infra.stages.fold import FoldedTurn
 from millrace.infra.stages.outbox import Encoding, Outbox, as_record, needs
-from millrace.infra.stages.replay import ANYWHERE, same
+from millrace.infra.stages.replay import ANYWHERE, is_equal
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.records import Event
@@ -74,7 +74,7 @@ class Refold:
 
     # -- pairs
 
-    def pairs(self, slot: str, turn: int, fold: Folded) -> list[EmitPair]:
+    def pairs(self, slot: str, turn: int, fold: FoldedTurn) -> list[EmitPair]:
         """What a turn of a slot (`stage/slot`) gives beside what lies there. Call it with rising turns."""
         emits = fold.emits
         self._encodings = {id(emit): data for (_, emit), data in zip(emits, fold.encodings, strict=True)}
@@ -169,7 +169,7 @@ class Refold:
             if name == emit.name:
                 self._excuse(emit, expected, actual)
             return f"a {emit.name} has another key or other headers than its turn gives it"
-        if name == emit.name and same(expected, actual):
+        if name == emit.name and is_equal(expected, actual):
             return None  # behind a claim, written by an older release, or beside a place that is gone
         self._excuse(emit, expected, actual)
         fields = ", ".join(field_differences(expected, actual)) if name == emit.name else "kind of record"

@@ -25,7 +25,7 @@ from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history import newest
 from millrace.infra.log.history.places import PlaceReader
 from millrace.infra.log.topics import full_name
-from millrace.infra.versions import located
+from millrace.infra.versions import locate
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import Adam
@@ -75,9 +75,9 @@ def build(
     while True:
         try:
             if need.fewest == 1:
-                warm_up(trainer, located(head.weights, root))
+                warm_up(trainer, locate(head.weights, root))
             else:
-                rehearse(settings.learner, located(head.weights, root))
+                rehearse(settings.learner, locate(head.weights, root))
             break
         except (CheckpointError, OSError):
             if (later := newer(bus, names, head, root)) is None:

@@ -43,7 +43,7 @@ class Learner:
         try:
             while not p.stopping():
                 roster = self._settle()
-                if roster is not None and (self._together(roster) if roster.trains else self._aside(roster)):
+                if roster is not None and (self._together(roster) if roster.trains else self._wait_aside(roster)):
                     return
         finally:
             self._watchdog.rest()
@@ -63,7 +63,7 @@ class Learner:
         time.sleep(RETRY_S)
         return None
 
-    def _aside(self, roster: Roster) -> bool:
+    def _wait_aside(self, roster: Roster) -> bool:
         """Wait while others train, or until enough are here; whether learning is over for this process."""
         p = self._parts
         say = layouts.spare_text if roster.world else layouts.shortage_text

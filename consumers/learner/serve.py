@@ -208,14 +208,14 @@ def let_commit(
     before, deadline = newest.head(bus, names["weights"], names["ledger"]), clock() + LONGEST_S
     now = before
     while now is not None and before is not None and now.version == before.version:
-        due = _ready(bus, names["resolutions"]) - now.seq_hi >= settings.policy.batch
-        if not due or stopping() or clock() >= deadline:
+        is_due = _ready_end(bus, names["resolutions"]) - now.seq_hi >= settings.policy.batch
+        if not is_due or stopping() or clock() >= deadline:
             return
         sleep(LOOK_S)
         now = newest.head(bus, names["weights"], names["ledger"])
 
 
-def _ready(bus: Bus, resolutions: str) -> int:
+def _ready_end(bus: Bus, resolutions: str) -> int:
     """One past the newest ready group."""
     for record in newest_first(bus, resolutions):
         resolution = readable(Resolution, record)

@@ -13,7 +13,7 @@ import logging
 import httpx
 
 from millrace.consumers.reloader.directory import Signature
-from millrace.consumers.reloader.transport import Events, Ready, WeightTransport
+from millrace.consumers.reloader.transport import Delivery, Events, WeightTransport
 from millrace.infra import faults
 from millrace.infra.engines.control import Broadcast, EngineControl
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError
@@ -36,11 +36,11 @@ class FromLearner(WeightTransport):
 
     async def prepare(
         self, control: EngineControl, event: WeightVersion, events: Events, reference: Signature | None
-    ) -> Ready:
+    ) -> Delivery:
         version = event["version"]
         try:
             offer = await self._ask(control, event)
-            found = _signature(offer, reference)
+            signature = _signature(offer, reference)
         except (ReloadError, CorruptCheckpoint, EngineError) as error:
             log.warning("version %d is not broadcast: %s; reading its directory", version, error)
             return await self._otherwise.prepare(control, event, events, reference)
@@ -54,10 +54,10 @@ class FromLearner(WeightTransport):
                 log.warning("the broadcast of version %d failed: %s; reading its directory", version, error)
                 await (await self._otherwise.prepare(control, event, events, reference)).load()
 
-        return Ready(found, load)
+        return Delivery(signature, load)
 
-    async def loaded(self, version: int) -> None:
-        await self._otherwise.loaded(version)
+    async def on_load(self, version: int) -> None:
+        await self._otherwise.on_load(version)
 
     async def _ask(self, control: EngineControl, event: WeightVersion) -> Broadcast:
         """Have the learner open a group. Raises ReloadError when it does not."""
@@ -65,11 +65,11 @@ class FromLearner(WeightTransport):
         if url is None or digest is None:
             raise ReloadError("its learner offers none")
         ranks = await control.ranks()
-        asked = {"version": event["version"], "digest": event["digest"], "ranks": ranks}
+        request = {"version": event["version"], "digest": event["digest"], "ranks": ranks}
         faults.point("transfer.before_offer")
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
-                answer = (await client.post(f"{url}/send", json=asked)).raise_for_status().json()
+                answer = (await client.post(f"{url}/send", json=request)).raise_for_status().json()
                 header = base64.b64decode(answer["header"])
                 faults.point("transfer.after_offer")
                 return Broadcast(str(answer["host"]), int(answer["port"]), ranks, header, digest)
@@ -79,9 +79,9 @@ class FromLearner(WeightTransport):
 
 def _signature(offer: Broadcast, reference: Signature | None) -> Signature:
     """Of the tensors that are offered. Raises ReloadError when they are not those of earlier versions."""
-    found = {slot.name: (slot.dtype, slot.shape) for slot in slots(offer.header)}
-    if reference is not None and found != reference:
+    tensors = {slot.name: (slot.dtype, slot.shape) for slot in slots(offer.header)}
+    if reference is not None and tensors != reference:
         raise ReloadError("it is of another architecture than earlier versions")
-    if OUTPUT not in found:
+    if OUTPUT not in tensors:
         raise ReloadError(f"it has no {OUTPUT} of its own, which only a load from a directory is known to handle")
-    return found
+    return tensors

@@ -24,7 +24,7 @@ from millrace.trainers.weights.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
-KEPT = 2
+MOST_FOLDERS = 2
 """composed versions that stay: the one served, and the one before it"""
 
 Events = Mapping[int, WeightVersion]
@@ -58,24 +58,24 @@ def compose(event: WeightVersion, events: Events, cache: Path, reference: Signat
             return check(here, reference)
         except ReloadError:
             shutil.rmtree(target)
-    base, held, links = chain(event, events, cache)
+    base, start, links = chain(event, events, cache)
     cache.mkdir(parents=True, exist_ok=True)
-    with durable.drafted(target, sync=False) as draft:  # whoever reads it checks it
+    with durable.drafting(target, sync=False) as draft:  # whoever reads it checks it
         draft.mkdir()
-        deltas = [delta_files.read(local_folder(each["delta"] or ""), each["delta_hash"] or "") for each in links]
+        deltas = [delta_files.read(local_folder(link["delta"] or ""), link["delta_hash"] or "") for link in links]
         delta_files.compose(base, deltas, draft)
-        _copy_assets(event, held, base, draft)
+        _copy_assets(event, start, base, draft)
         faults.point("reload.before_rename")
     faults.point("reload.after_rename")
-    found = check(here, reference)
+    result = check(here, reference)
     log.info(
         "version %d: read %d bytes of changes since version %d, of %d bytes in all",
         event["version"],
-        sum(each["delta_bytes"] or 0 for each in links),
-        held["version"],
+        sum(link["delta_bytes"] or 0 for link in links),
+        start["version"],
         event["full_bytes"] or 0,
     )
-    return found
+    return result
 
 
 def chain(event: WeightVersion, events: Events, cache: Path) -> tuple[Path, WeightVersion, list[WeightVersion]]:
@@ -90,9 +90,9 @@ def chain(event: WeightVersion, events: Events, cache: Path) -> tuple[Path, Weig
                 "topic of weights whole, or wait for the next version that is published whole ([learner] anchor_every)"
             )
         manifest.check_names(parent["files"], parent["digest"])
-        composed = cache / name_of(parent)
-        if composed.is_dir():
-            return composed, parent, links[::-1]
+        folder = cache / name_of(parent)
+        if folder.is_dir():
+            return folder, parent, links[::-1]
         if parent["mode"] != "delta":
             return local_folder(parent["uri"]), parent, links[::-1]
         links.append(parent)
@@ -105,8 +105,8 @@ def name_of(event: WeightVersion) -> str:
 
 def folders(cache: Path) -> list[Path]:
     """What is composed, oldest version first."""
-    found = [path for path in cache.glob("v*-*") if path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[1:].partition("-")[0]))
+    paths = [path for path in cache.glob("v*-*") if path.is_dir()]
+    return sorted(paths, key=lambda path: int(path.name[1:].partition("-")[0]))
 
 
 def clear(cache: Path, *, keep: int = 0) -> None:
@@ -115,11 +115,11 @@ def clear(cache: Path, *, keep: int = 0) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _copy_assets(event: WeightVersion, held: WeightVersion, base: Path, folder: Path) -> None:
+def _copy_assets(event: WeightVersion, start: WeightVersion, base: Path, folder: Path) -> None:
     """Everything that engines read besides tensors: from `base` where it is the same there, else from the version's own
     directory. And its manifest, which its event repeats."""
     (folder / manifest.NAME).write_bytes(Manifest(event["files"]).to_bytes())
     for name, digest in event["files"].items():
         if is_served(name) and name != delta_files.WEIGHTS:
-            same = held["files"].get(name) == digest and (base / name).is_file()
-            shutil.copyfile((base if same else local_folder(event["uri"])) / name, folder / name)
+            is_same = start["files"].get(name) == digest and (base / name).is_file()
+            shutil.copyfile((base if is_same else local_folder(event["uri"])) / name, folder / name)

@@ -60,17 +60,17 @@ class _Trouble:
 @dataclass(slots=True)
 class ReloaderState:
     """The state of one reloader. `served` is the version that the present incarnation was last seen to serve; it is
-    `clean` when this reloader put it there and nothing has touched it since, `trusted` also when a label said so."""
+    `clean` when this reloader put it there and nothing has touched it since, `is_trusted` also when a label said so."""
 
     policy: str
     events: dict[int, WeightVersion] = field(default_factory=dict)
     incarnation: str | None = None
     served: int | None = None
     clean: bool = False
-    trusted: bool = False
+    is_trusted: bool = False
     failures: int = 0
     broke: int = -1
-    condemned: bool = False
+    is_condemned: bool = False
     trouble: dict[int, _Trouble] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ facts
@@ -82,23 +82,23 @@ class ReloaderState:
     def see(self, state: EngineState) -> bool:
         """The engine answered. True when it is another incarnation than before, or the first."""
         if state.incarnation == self.incarnation:
-            if self.trusted and (state.paused or not self._is_served(state.label)):
-                self.clean = self.trusted = False  # somebody else touched it
+            if self.is_trusted and (state.paused or not self._is_served(state.label)):
+                self.clean = self.is_trusted = False  # somebody else touched it
             return False
         self.incarnation = state.incarnation
-        named = parse_label(state.label)
-        intact = named is not None and named[0] == self.policy and not state.paused
-        self.served = named[1] if named is not None and intact and named[1] in self.events else None
+        label = parse_label(state.label)
+        intact = label is not None and label[0] == self.policy and not state.paused
+        self.served = label[1] if label is not None and intact and label[1] in self.events else None
         self.clean = False
-        self.trusted = self.served is not None
+        self.is_trusted = self.served is not None
         self.failures = 0
-        self.condemned = False
+        self.is_condemned = False
         return True
 
-    def loaded(self, version: int) -> None:
+    def note_load(self, version: int) -> None:
         """The engine serves this version: loaded, cache reset, label set."""
         self.served = version
-        self.clean = self.trusted = True
+        self.clean = self.is_trusted = True
         self.failures = 0
         self.trouble.pop(version, None)
 
@@ -106,12 +106,12 @@ class ReloaderState:
         """The directory did not pass its checks; the engine was not touched."""
         self._blame(version, reason, now)
 
-    def failed(self, version: int, reason: str, now: float) -> None:
+    def note_failure(self, version: int, reason: str, now: float) -> None:
         """The engine was paused and did not load it: its weights are undefined."""
-        self.clean = self.trusted = False
+        self.clean = self.is_trusted = False
         self.failures += 1
         self.broke = version
-        self.condemned = self.failures >= 2
+        self.is_condemned = self.failures >= 2
         self._blame(version, reason, now)
 
     # ------------------------------------------------------------------ decision
@@ -120,7 +120,7 @@ class ReloaderState:
         """What to do at `now` (monotonic seconds)."""
         if self.incarnation is None or not self.events:
             return Idle()
-        if self.condemned:
+        if self.is_condemned:
             return Condemn()
         for version in self._candidates():
             if version == self.served and self.clean:
@@ -134,8 +134,8 @@ class ReloaderState:
     def error(self) -> str | None:
         """Why the newest version is not served, where it was tried."""
         version = max(self.trouble, default=-1)
-        wanted = self.served is None or version > self.served or not self.trusted
-        return f"version {version}: {self.trouble[version].reason}" if self.trouble and wanted else None
+        is_open = self.served is None or version > self.served or not self.is_trusted
+        return f"version {version}: {self.trouble[version].reason}" if self.trouble and is_open else None
 
     @property
     def newest(self) -> int | None:

@@ -39,18 +39,20 @@ def check(version: WeightVersion, reference: Signature | None) -> tuple[Path, Si
             continue
         path = folder / name
         try:
-            found = manifest.file_hash(path)
+            digest = manifest.file_hash(path)
         except OSError as error:
             raise ReloadError(f"{path} cannot be read ({error.strerror}); another version is needed") from error
-        if found != files[name]:
+        if digest != files[name]:
             raise ReloadError(f"{path} is truncated or changed; restore it or use another version")
-    unlisted = sorted(set(tensors) - files.keys())
-    if unlisted:
-        raise ReloadError(f"{folder / unlisted[0]} is not named by the event, and engines would load it: remove it")
+    extras = sorted(set(tensors) - files.keys())
+    if extras:
+        raise ReloadError(f"{folder / extras[0]} is not named by the event, and engines would load it: remove it")
     found_signature = signature(folder, tensors)
     if reference is not None and found_signature != reference:
-        odd = sorted(n for n in found_signature.keys() | reference.keys() if found_signature.get(n) != reference.get(n))
-        raise ReloadError(f"{folder} is of another architecture: {', '.join(odd[:3])} differ from earlier versions")
+        names = sorted(
+            n for n in found_signature.keys() | reference.keys() if found_signature.get(n) != reference.get(n)
+        )
+        raise ReloadError(f"{folder} is of another architecture: {', '.join(names[:3])} differ from earlier versions")
     return folder, found_signature
 
 

@@ -18,7 +18,7 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.local_keys import engine_key
-from millrace.infra.process.ending import stop_asked
+from millrace.infra.process.ending import stop_event
 
 PATIENCE_S = 10.0
 """how long an engine that is asked to end may take"""
@@ -45,12 +45,12 @@ def cache_of(settings: Settings, url: str) -> Path | None:
     to share no disk but that of the weights."""
     if not settings.engine.cache and not settings.engine.local:
         return None
-    chosen = Path(settings.engine.cache or settings.home / "engines")
-    return chosen.absolute() / worker_name(url).replace(":", "-")
+    root = Path(settings.engine.cache or settings.home / "engines")
+    return root.absolute() / worker_name(url).replace(":", "-")
 
 
 async def _run(settings: Settings, url: str) -> None:
-    stop = stop_asked()
+    stop = stop_event()
     bus = connect(settings)
     engine = settings.engine
     control = KINDS[engine.kind].control(url, partial(engine_key, settings), engine.device if engine.local else None)

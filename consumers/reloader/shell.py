@@ -31,7 +31,7 @@ from millrace.infra.log.history.kinds import WEIGHTS
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import Row
 from millrace.infra.log.readable import passed_over
-from millrace.infra.versions import located
+from millrace.infra.versions import locate
 from millrace.schemas.labels import base_label, make_label, parse_label
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.errors import CorruptCheckpoint
@@ -51,10 +51,10 @@ def base_of(folder: Path) -> AdapterBase:
     try:
         about = json.loads((folder / "training.json").read_bytes())["lora"]
         base, digest = folder.parent / about["base"], str(about["digest"])
-        found = manifest.base_digest(base)
+        base_digest = manifest.base_digest(base)
     except (OSError, ValueError, KeyError, TypeError, CorruptCheckpoint) as error:
         raise ReloadError(f"the base of {folder} cannot be had ({error}); restore it") from error
-    if found != digest:
+    if base_digest != digest:
         raise ReloadError(f"{base} is not the base that {folder} was trained on: restore it")
     return AdapterBase(base, base_label(digest))
 
@@ -67,7 +67,7 @@ def carries(state: EngineState, base: AdapterBase) -> bool:
 async def lay(control: EngineControl, base: AdapterBase) -> None:
     """Replace the weights of an engine by a base, under its label. Adapters on other weights go first."""
     await clear(control)
-    await swap(control, lambda: control.load(base.folder), base.label, _nobody)
+    await swap(control, lambda: control.load(base.folder), base.label, _acknowledge_nothing)
 
 
 async def clear(control: EngineControl) -> None:
@@ -79,13 +79,13 @@ async def clear(control: EngineControl) -> None:
         await control.abort()
 
 
-def outdated(names: Iterable[str], policy: str, version: int, keep: int) -> list[str]:
+def stale_adapters(names: Iterable[str], policy: str, version: int, keep: int) -> list[str]:
     """Adapters of `policy` that no request can need any more, `version` being the newest: all but `keep`."""
-    found = [(name, parse_label(name)) for name in names]
-    return [name for name, named in found if named and named[0] == policy and named[1] <= version - keep]
+    labels = [(name, parse_label(name)) for name in names]
+    return [name for name, label in labels if label and label[0] == policy and label[1] <= version - keep]
 
 
-async def _nobody() -> None:
+async def _acknowledge_nothing() -> None:
     """A base is no version: there is nothing to acknowledge."""
 
 
@@ -119,7 +119,7 @@ class Reloader:
         root: str | None = None,
     ) -> None:
         self._root = root
-        self._history = History(bus, namespace, policy, bounded=True)
+        self._history = History(bus, namespace, policy, is_bounded=True)
         self._control = control
         self._worker = worker
         self._restart = restart
@@ -135,7 +135,7 @@ class Reloader:
     @property
     def served(self) -> int | None:
         """The version that the engine serves now, as far as is known."""
-        return self._machine.served if self._machine.trusted else None
+        return self._machine.served if self._machine.is_trusted else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Leaves the engine as it is, and its status to lapse: a reloader that comes back in time
@@ -168,11 +168,11 @@ class Reloader:
                         await self._condemn()
                         break
         except EngineUnavailable as error:
-            await self._lost(error)
+            await self._on_loss(error)
             return
         except EngineError as error:
             log.warning("%s: %s; trying again", self._worker, error)
-        if self._status.due:
+        if self._status.is_due:
             await self._status.renew()
 
     async def _look(self) -> None:
@@ -191,7 +191,7 @@ class Reloader:
             await self._add(event)
             return
         try:
-            ready = await self._transport.prepare(self._control, event, self._machine.events, self._reference)
+            delivery = await self._transport.prepare(self._control, event, self._machine.events, self._reference)
         except ReloadError as error:
             await self._leave(version, error)
             return
@@ -200,11 +200,11 @@ class Reloader:
         await freeze(self._control, self._interrupt)
         await clear(self._control)
         label = make_label(self._machine.policy, version)
-        if not await self._loads(version, swap(self._control, ready.load, label, self._acknowledger(version))):
+        if not await self._loads(version, swap(self._control, delivery.load, label, self._acknowledger(version))):
             return
         if self._reference is None:
-            self._reference = ready.signature
-        await self._transport.loaded(version)
+            self._reference = delivery.signature
+        await self._transport.on_load(version)
         log.info("%s: serves version %d after %.0f ms", self._worker, version, (time.monotonic() - began) * 1000)
         await self._status.renew()
 
@@ -213,7 +213,7 @@ class Reloader:
         version, began = event["version"], time.monotonic()
         label = make_label(self._machine.policy, version)
         try:
-            folder, found = await asyncio.to_thread(check, event, self._adapters)
+            folder, signature = await asyncio.to_thread(check, event, self._adapters)
             base = await asyncio.to_thread(base_of, folder)
             if reason := await self._control.refusal(base.folder):
                 raise ReloadError(reason)
@@ -230,11 +230,11 @@ class Reloader:
         except (EngineError, ReloadError) as error:
             await self._leave(version, error)
             return
-        self._adapters = found
+        self._adapters = signature
         await self._acknowledger(version)()
         faults.point("adapter.after_acknowledge")
         names = await self._control.adapters()
-        for name in outdated(names, self._machine.policy, version, self._keep):
+        for name in stale_adapters(names, self._machine.policy, version, self._keep):
             faults.point("adapter.before_unload")
             await self._control.unload_adapter(name)
             faults.point("adapter.after_unload")
@@ -255,7 +255,7 @@ class Reloader:
             raise
         except (EngineError, ReloadError) as error:
             log.warning("%s: version %d failed to load: %s", self._worker, version, error)
-            self._machine.failed(version, str(error), time.monotonic())
+            self._machine.note_failure(version, str(error), time.monotonic())
             await self._status.say("failed")
             return False
         return True
@@ -265,7 +265,7 @@ class Reloader:
             state: EngineState = await self._control.state()
             if state.incarnation != self._machine.incarnation:
                 raise EngineUnavailable(f"{self._control.url} restarted while version {version} was loaded")
-            self._machine.loaded(version)
+            self._machine.note_load(version)
             await self._status.say("loaded")
 
         return acknowledge
@@ -278,12 +278,12 @@ class Reloader:
         else:
             log.error("%s could not be trusted after two failed loads: ended its process %d", self._worker, pid)
 
-    async def _lost(self, error: EngineUnavailable) -> None:
+    async def _on_loss(self, error: EngineUnavailable) -> None:
         """The engine does not answer: nobody may route to it until it is looked at again."""
         if self._alive:
             log.warning("%s is gone, waiting for it: %s", self._worker, error)
             await self._status.say("stopped")
-        elif self._status.due:
+        elif self._status.is_due:
             await self._status.say("starting", f"{self._control.url} does not answer: the engine loads, or is gone")
         self._alive = False
 
@@ -303,6 +303,6 @@ class Reloader:
         event = row.record
         fault = fault_of(event, self._machine.policy)
         if fault is None:
-            self._machine.learn(event if self._root is None else located(event, self._root))
+            self._machine.learn(event if self._root is None else locate(event, self._root))
         else:
             passed_over(row.raw, fault)

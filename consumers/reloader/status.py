@@ -47,16 +47,16 @@ class Status:
         self._loaded = False
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time to renew it."""
         return time.monotonic() >= self._beat_at
 
     async def renew(self) -> None:
         """Say how the engine stands between loads."""
         machine = self._machine
-        if machine.condemned or machine.failures:
+        if machine.is_condemned or machine.failures:
             await self.say("failed")
-        elif machine.trusted:
+        elif machine.is_trusted:
             await self.say("serving")
         else:
             await self.say("failed" if machine.error else "starting")
@@ -76,7 +76,7 @@ class Status:
         """Publish a status, waiting a little for the log. error: what is wrong; None: what the reloader knows of."""
         self._loaded = state == "loaded"
         version = self._machine.served if state in ("loading", "loaded", "serving") else None
-        said = status(
+        outgoing = status(
             self._workers,
             worker=self._worker,
             incarnation=self._machine.incarnation or UNSEEN,
@@ -89,13 +89,13 @@ class Status:
             url=self._url,
             error=error or self._machine.error,
         )
-        await self._publish(said)
+        await self._publish(outgoing)
         self._beat_at = time.monotonic() + BEAT_S
 
     async def withdraw_former(self, incarnation: str) -> None:
         """Take back what was said of former starts of this engine, so that `workers` keeps one status of it."""
-        said = await asyncio.to_thread(self._history.newest_by_key, WORKERS)
-        for key, record in said.items():
+        statuses = await asyncio.to_thread(self._history.newest_by_key, WORKERS)
+        for key, record in statuses.items():
             worker, _, former = key.decode("utf-8", "replace").rpartition("/")
             if worker != self._worker or former == incarnation:
                 continue
@@ -108,13 +108,13 @@ class Status:
         """Give the log back; what was said stands until it lapses."""
         self._publisher.close()
 
-    async def _publish(self, said: Outgoing) -> None:
-        sent = self._publisher.publish(said)
+    async def _publish(self, outgoing: Outgoing) -> None:
+        publication = self._publisher.publish(outgoing)
         # not wait_for: giving up must not cancel a record that is under way
-        done, _ = await asyncio.wait((asyncio.wrap_future(sent),), timeout=ACKNOWLEDGE_S)
-        if not done:
+        futures, _ = await asyncio.wait((asyncio.wrap_future(publication),), timeout=ACKNOWLEDGE_S)
+        if not futures:
             log.warning("%s: the log does not take our status yet", self._worker)
-        for future in done:
+        for future in futures:
             if isinstance(error := future.exception(), UnreachableError):
                 log.warning("%s: the log does not take our status: %s", self._worker, error)
             else:

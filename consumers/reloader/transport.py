@@ -1,6 +1,6 @@
 """How the bytes of a version come to an engine: one seam, two siblings.
 
-Invariants that every sibling keeps: `prepare` checks what can be checked and touches no engine; `Ready.load` makes a
+Invariants that every sibling keeps: `prepare` checks what can be checked and touches no engine; `Delivery.load` makes a
 frozen engine hold exactly the bytes that the event's hashes name, or raises; both may be repeated; nothing of a
 transfer that was cut short hinders the next."""
 
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.consumers.reloader.compose import KEPT, clear, fetch
+from millrace.consumers.reloader.compose import MOST_FOLDERS, clear, fetch
 from millrace.consumers.reloader.directory import Signature
 from millrace.infra.engines.control import EngineControl
 from millrace.infra.errors import ReloadError
@@ -22,7 +22,7 @@ Events = Mapping[int, WeightVersion]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Delivery:
     """A version that may be loaded. signature: of its tensors; load: put it into the frozen engine."""
 
     signature: Signature
@@ -35,11 +35,11 @@ class WeightTransport(ABC):
     @abstractmethod
     async def prepare(
         self, control: EngineControl, event: WeightVersion, events: Events, reference: Signature | None
-    ) -> Ready:
+    ) -> Delivery:
         """Check that `event`, one of `events`, can be had and fits the engine, whose former tensors had the signature
         `reference` (None: not known). Raises ReloadError with the reason when not."""
 
-    async def loaded(self, version: int) -> None:
+    async def on_load(self, version: int) -> None:
         """The engine serves `version` now: what only former ones needed may go."""
         return None
 
@@ -52,16 +52,16 @@ class SharedDirectory(WeightTransport):
 
     async def prepare(
         self, control: EngineControl, event: WeightVersion, events: Events, reference: Signature | None
-    ) -> Ready:
-        folder, found = await asyncio.to_thread(fetch, event, events, self._cache, reference)
+    ) -> Delivery:
+        folder, signature = await asyncio.to_thread(fetch, event, events, self._cache, reference)
         if reason := await control.refusal(folder):
             raise ReloadError(reason)
 
         async def load() -> None:
             await control.load(folder)
 
-        return Ready(found, load)
+        return Delivery(signature, load)
 
-    async def loaded(self, version: int) -> None:
+    async def on_load(self, version: int) -> None:
         if self._cache is not None:
-            await asyncio.to_thread(clear, self._cache, keep=KEPT)
+            await asyncio.to_thread(clear, self._cache, keep=MOST_FOLDERS)

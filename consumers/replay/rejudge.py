@@ -25,7 +25,7 @@ from millrace.infra import faults
 from millrace.infra.config import Settings
 from millrace.infra.connect import claims, history
 from millrace.infra.log.base import Bus, Outgoing, Record
-from millrace.infra.log.history.gaps import whole
+from millrace.infra.log.history.gaps import check_whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, RAW, TRAJECTORIES, Kind
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.topics import full_name
@@ -43,7 +43,7 @@ SealedRewards = Mapping[tuple[str, str], float | None]
 
 
 class RejudgeRequest(NamedTuple):
-    """Who judges again. name: of the replay; one that was killed goes on under its name; what_is_left: a
+    """Who judges again. name: of the replay; one that was killed goes on under its name; accept_gaps: a
     history that has lost a part is judged as far as it is there."""
 
     name: str
@@ -52,7 +52,7 @@ class RejudgeRequest(NamedTuple):
     source: str
     workers: int
     timeout_s: float
-    what_is_left: bool = False
+    accept_gaps: bool = False
 
 
 def run(
@@ -62,10 +62,10 @@ def run(
     RewardError where there is no such verifier, HistoryGone where a part of the history is nowhere, FencedError
     when another process runs the same replay, WarehouseError where the query cannot be asked."""
 
-    def wanted(trajectory: Trajectory) -> bool:
+    def is_selected(trajectory: Trajectory) -> bool:
         return selection.leaves_out(trajectory, None) is None
 
-    ask = question(settings, sql, wanted) if sql else None
+    ask = question(settings, sql, is_selected) if sql else None
     reward, store = settings.reward, claims(settings)
     verifier = choose(reward, request.verifier, workers=request.workers, timeout_s=request.timeout_s)
     apart = independent(reward, request.verifier)
@@ -78,9 +78,9 @@ def run(
             past = History(bus, settings.namespace, settings.policy.name, store.resolve)
             if ask is None:
                 kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
-                missing = whole(past, *kinds, what_is_left=request.what_is_left)
+                missing = check_whole(past, *kinds, accepts_gaps=request.accept_gaps)
                 report = asyncio.run(
-                    Replay(past, evaluator, judge, watch).run(bus, sealed_rewards(past, wanted, kinds))
+                    Replay(past, evaluator, judge, watch).run(bus, sealed_rewards(past, is_selected, kinds))
                 )
                 report.missing = missing
                 return report
@@ -96,7 +96,7 @@ def run(
 def lines(report: RewardComparison) -> list[str]:
     """What a replay came to, a sentence a line."""
     out = [f"{report.verdicts} of {report.trajectories} trajectories judged"]
-    out += [f"without {gone}" for gone in report.missing]
+    out += [f"without {gap}" for gap in report.missing]
     out += [f"left out {count}: {reason}" for reason, count in report.left_out.most_common()]
     if report.repeats:
         out.append(f"{report.repeats} had been judged by this replay before")
@@ -105,8 +105,10 @@ def lines(report: RewardComparison) -> list[str]:
     if report.absences:
         out.append(f"{report.absences} have no end in the log any more: nothing is left to judge")
     if report.pairs:
-        old, new = report.old_sum / report.pairs, report.new_sum / report.pairs
-        out.append(f"mean reward {old:.3f} when sealed, {new:.3f} now, over {report.pairs}; {report.changes} differ")
+        old_mean, new_mean = report.old_sum / report.pairs, report.new_sum / report.pairs
+        out.append(
+            f"mean reward {old_mean:.3f} when sealed, {new_mean:.3f} now, over {report.pairs}; {report.changes} differ"
+        )
     return out
 
 
@@ -150,14 +152,14 @@ def sealed_rewards(
 
 
 class Replay:
-    """Judges the trajectories of one policy again. `told` hears how many of how many are done."""
+    """Judges the trajectories of one policy again. `watch` hears how many of how many are done."""
 
     def __init__(
         self,
         history: History,
         evaluator: Evaluator,
         judge: Callable[[Record], Awaitable[Outgoing | None]],
-        told: Callable[[int, int], None] = lambda *_: None,
+        watch: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
         """judge: a `Judge` of this evaluator. Raises ValueError for an evaluator that is no replay's."""
         if not evaluator.replay:
@@ -165,14 +167,14 @@ class Replay:
         self._history = history
         self._evaluator = evaluator
         self._judge = judge
-        self._told = told
+        self._watch = watch
 
     async def run(self, bus: Bus, attempts: SealedRewards) -> RewardComparison:
         """Judge what of these is not yet judged. Raises FencedError when another run of this replay begins."""
         report = RewardComparison()
         report.trajectories = len(attempts)
         with bus.transactor(self._owner()) as transactor:
-            reward_ids = self._done()
+            reward_ids = self._reward_ids()
             rest = {key: one for key, one in attempts.items() if reward_id(key[0], self._evaluator) not in reward_ids}
             report.repeats = len(attempts) - len(rest)
             before = {trajectory: value for (trajectory, _), value in rest.items()}
@@ -182,14 +184,14 @@ class Replay:
                 faults.point("replay.judged")
                 transactor.begin()
                 for out in answers:
-                    transactor.send(out, placed=False)
+                    transactor.send(out, wants_place=False)
                 faults.point("replay.sent")
                 transactor.commit({}, None)
                 faults.point("replay.committed")
                 for out in answers:
                     trajectory, reward = self._read(out)
                     report.add(before[trajectory], reward)
-                self._told(report.verdicts, len(rest))
+                self._watch(report.verdicts, len(rest))
         report.absences = len(rest) - report.verdicts
         return report
 
@@ -197,7 +199,7 @@ class Replay:
         history, by = self._history, self._evaluator
         return full_name(history.namespace, f"{history.policy}.replay-{by.replay}-{by.source}-{by.rubric}")
 
-    def _done(self) -> set[str]:
+    def _reward_ids(self) -> set[str]:
         """Ids of the rewards of this replay that the log holds, admitted or not yet."""
         reward_ids = set[str]()
         source = self._evaluator.source.encode()

@@ -21,7 +21,7 @@ from millrace.consumers.replay.text import Texts, Writer
 from millrace.dialects.dialogue import Unsayable
 from millrace.formats.clearance import TenantRules, usable_calls
 from millrace.infra.log.base import Place
-from millrace.infra.log.history.gaps import whole
+from millrace.infra.log.history.gaps import check_whole
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, TRAJECTORIES, Kind
 from millrace.infra.log.history.reader import History
 from millrace.infra.log.history.rows import Row
@@ -40,7 +40,7 @@ NO_CALLS = "its model calls cannot be read any more, so nothing says whether it 
 UNREADABLE = "no trajectory that can be read lies there (any more)"
 ELSEWHERE = "the place is in another topic than the policy's trajectories"
 TWICE = "named twice"
-NOT_SELECTED = "not asked for"
+NO_MATCH = "not asked for"
 INEXACT = "it has no exact tokens that can train"
 UNFIT = "the model cannot take it: it is too long, or has tokens outside the vocabulary"
 
@@ -58,7 +58,7 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True)
 class BranchCandidate:
     """A trajectory that may be learned from. tokens: of all its lineages and texts; reward: as it was sealed, until
-    another is chosen; texts: its replies that are learned from as text; written: the digest of what these are written
+    another is chosen; texts: its replies that are learned from as text; digest: the digest of what these are written
     as, empty where there are none."""
 
     place: Place
@@ -70,18 +70,18 @@ class BranchCandidate:
     tokens: int
     reward: float | None
     texts: int = 0
-    written: str = ""
+    digest: str = ""
 
 
 @dataclass(slots=True)
 class SelectionResult:
     """What a question came to. left_out: how many, by reason; unsaid: replies of candidates that are passed over, by
-    reason; gone: ranges that nobody has any more, so that nothing of them could be looked at."""
+    reason; gaps: ranges that nobody has any more, so that nothing of them could be looked at."""
 
     candidates: list[BranchCandidate] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     unsaid: Counter[str] = field(default_factory=Counter)
-    gone: list[str] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
 
 
 Question = Callable[["Selector"], SelectionResult]
@@ -89,26 +89,26 @@ Question = Callable[["Selector"], SelectionResult]
 
 
 class Selector:
-    """Looks at the trajectories of one policy. owner: the tenant that it belongs to; allowed: the rules of today;
+    """Looks at the trajectories of one policy. owner: the tenant that it belongs to; rules: those of today;
     limits: of the model that shall learn, None where none does; writer: of text, None where only exact tokens count;
-    what_is_left: a rule takes that of a history that has lost a part."""
+    accept_gaps: a rule takes that of a history that has lost a part."""
 
     def __init__(
         self,
         history: History,
-        allowed: TenantRules,
+        rules: TenantRules,
         owner: str,
         limits: ModelLimits | None,
         writer: Writer | None = None,
         *,
-        what_is_left: bool = False,
+        accept_gaps: bool = False,
     ) -> None:
         self._history = history
-        self._allowed = allowed
+        self._allowed = rules
         self._owner = owner
         self._limits = limits
         self._writer = writer
-        self._what_is_left = what_is_left
+        self._accept_gaps = accept_gaps
 
     @property
     def form(self) -> str:
@@ -117,7 +117,7 @@ class Selector:
 
     def by_rule(self, rule: Rule) -> SelectionResult:
         """All that a rule wants. Raises UnreachableError, HistoryGone where a part of it is nowhere."""
-        selection = SelectionResult(gone=whole(self._history, TRAJECTORIES, what_is_left=self._what_is_left))
+        selection = SelectionResult(gaps=check_whole(self._history, TRAJECTORIES, accepts_gaps=self._accept_gaps))
         self._judge(self._history.rows(TRAJECTORIES), rule, selection)
         for partition in self._history.partitions(EVALUATIONS):
             selection.left_out[EVALUATION] += sum(1 for _ in self._history.records(EVALUATIONS, partition))
@@ -131,7 +131,7 @@ class Selector:
         selection.left_out[EVALUATION] += sum(place.topic == evaluations for place in unique)
         selection.left_out[ELSEWHERE] += sum(place.topic not in (trajectories, evaluations) for place in unique)
         self._judge(
-            self._fetched([place for place in unique if place.topic == trajectories], selection), rule, selection
+            self._fetch_rows([place for place in unique if place.topic == trajectories], selection), rule, selection
         )
         return selection
 
@@ -154,7 +154,7 @@ class Selector:
         there = usable_calls([call for call in calls if call is not None], self._owner)
         return Texts() if self._writer is None else self._writer.texts(record, there)
 
-    def _fetched(self, places: Sequence[Place], selection: SelectionResult) -> Iterator[Row[Trajectory]]:
+    def _fetch_rows(self, places: Sequence[Place], selection: SelectionResult) -> Iterator[Row[Trajectory]]:
         for first in range(0, len(places), CHUNK):
             for row in self._history.fetch(TRAJECTORIES, places[first : first + CHUNK]):
                 if row is None:
@@ -184,20 +184,20 @@ class Selector:
     ) -> tuple[BranchCandidate, Counter[str]] | str:
         """A candidate and its replies that are passed over, or why it is none."""
         record = row.record
-        found = problem(record, calls, self._allowed, self._owner)
-        if found is not None:
-            return found
+        reason = problem(record, calls, self._allowed, self._owner)
+        if reason is not None:
+            return reason
         if not rule(record):
-            return NOT_SELECTED
+            return NO_MATCH
         if self._limits is None:
             return _candidate(row, Texts()), Counter()
         texts = self._texts(record, calls)
         exact = _unlearnable(record, self._limits)
         if exact == INEXACT and texts.samples and not record["lineages"]:
             exact = None
-        if exact == INEXACT and texts.refused:
-            return f"{INEXACT}, and of its text {texts.refused.most_common(1)[0][0]}"
-        return exact or (_candidate(row, texts), texts.refused)
+        if exact == INEXACT and texts.refusals:
+            return f"{INEXACT}, and of its text {texts.refusals.most_common(1)[0][0]}"
+        return exact or (_candidate(row, texts), texts.refusals)
 
 
 def problem(sample: Trajectory, calls: Sequence[Row[Event] | None], rules: TenantRules, owner: str) -> str | None:

@@ -43,10 +43,10 @@ def question(settings: Settings, sql: str, rule: Rule = lambda _: True) -> Quest
     def ask(selector: Selector) -> SelectionResult:
         names = topics_of(settings.namespace, settings.policy.name)
         with open_asking(settings, leave) as asking:
-            places, unknown = found(asking, statement, (names[TRAJECTORIES], names[EVALUATIONS]))
-        selected = selector.by_places(places, rule)
-        selected.left_out[UNKNOWN] += unknown
-        return selected
+            places, unknown = find_places(asking, statement, (names[TRAJECTORIES], names[EVALUATIONS]))
+        selection = selector.by_places(places, rule)
+        selection.left_out[UNKNOWN] += unknown
+        return selection
 
     return ask
 
@@ -60,7 +60,7 @@ def one(sql: str) -> str:
     return statements[0]
 
 
-def found(asking: Asking, sql: str, topics: Sequence[str]) -> tuple[list[Place], int]:
+def find_places(asking: Asking, sql: str, topics: Sequence[str]) -> tuple[list[Place], int]:
     """Places in the order of the rows, and how many ids have none. topics: where ids are looked up. Raises
     QuestionError for a query that gives neither places nor ids, QueryError for one that the engine refuses."""
     try:
@@ -77,9 +77,9 @@ def found(asking: Asking, sql: str, topics: Sequence[str]) -> tuple[list[Place],
             f"the query gives {', '.join(rows.column_names)}, and nothing says where the trajectories lie: "
             "select topic, part and off, or trajectory, as the views trajectories and samples have them"
         )
-    named = dict.fromkeys(_text(value, number, column) for number, value in enumerate(rows[column].to_pylist(), 1))
-    there = _looked_up(asking, [*named], topics)
-    return [place for name in named for place in there.get(name, [])], sum(name not in there for name in named)
+    names = dict.fromkeys(_text(value, number, column) for number, value in enumerate(rows[column].to_pylist(), 1))
+    there = _looked_up(asking, [*names], topics)
+    return [place for name in names for place in there.get(name, [])], sum(name not in there for name in names)
 
 
 def _looked_up(asking: Asking, ids: Sequence[str], topics: Sequence[str]) -> dict[str, list[Place]]:
@@ -101,16 +101,16 @@ def _places(rows: pa.Table) -> Iterator[Place]:
                 yield Place(topic, part, off)
             case _:
                 raise QuestionError(
-                    f"row {number} of the answer is no place: topic, part and off are {_shown(values)}; leave "
+                    f"row {number} of the answer is no place: topic, part and off are {_values_text(values)}; leave "
                     "such rows out, for instance with WHERE topic != ''"
                 )
 
 
 def _text(value: Any, number: int, column: str) -> str:
     if not isinstance(value, str):
-        raise QuestionError(f"row {number} of the answer has the {column} {_shown([value])}, which is no id")
+        raise QuestionError(f"row {number} of the answer has the {column} {_values_text([value])}, which is no id")
     return value
 
 
-def _shown(values: Sequence[Any]) -> str:
+def _values_text(values: Sequence[Any]) -> str:
     return ", ".join("NULL" if value is None else repr(value)[:60] for value in values)

@@ -33,18 +33,18 @@ from millrace.trainers.errors import BadSample
 
 TEXT = frozenset({UNTRAINABLE, "imported", "observed", "constrained", "altered_sampling", "greedy"})
 """reasons of calls that lack nothing but exact tokens of an unaltered draw"""
-SUPERSEDED = "another reply took its place"
+HAS_SUCCESSOR = "another reply took its place"
 UNCHAT = "it is no chat in text"
 UNKNOWN_ID = "it has tokens outside the model's vocabulary"
 
 
 @dataclass(slots=True)
 class Texts:
-    """The samples of a trajectory's text. replies: how many are written in them; refused: the others, by reason."""
+    """The samples of a trajectory's text. replies: how many are written in them; refusals: the others, by reason."""
 
     samples: list[Sample] = field(default_factory=list)
     replies: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
 
     @property
     def digest(self) -> str:
@@ -89,31 +89,31 @@ class Writer:
         bodies = whole_calls(calls)
         former = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
-        said: list[Spoken] = []
+        spoken_replies: list[Spoken] = []
         for body in bodies:
             if body["trainable"] or body["untrainable_reason"] not in TEXT:
                 continue
             if reasons.get(body["response_id"]) != body["untrainable_reason"]:
                 continue
             try:
-                said.append(self._spoken(record, body, superseded=body["response_id"] in former))
+                spoken_replies.append(self._speak(record, body, is_superseded=body["response_id"] in former))
             except Unspoken as error:
-                out.refused[str(error)] += 1
-        for tokens, mask, replies in joined(said):
+                out.refusals[str(error)] += 1
+        for tokens, mask, replies in join_replies(spoken_replies):
             sample = _sample(record, tokens, mask, len(record["lineages"]) + len(out.samples))
             try:
                 check([sample], vocabulary=self._vocabulary, longest=self._longest)
             except BadSample:
-                out.refused[TOO_LONG if sample.length > self._longest else UNKNOWN_ID] += replies
+                out.refusals[TOO_LONG if sample.length > self._longest else UNKNOWN_ID] += replies
             else:
                 out.samples.append(sample)
                 out.replies += replies
         return out
 
-    def _spoken(self, record: Trajectory, body: ModelCall, *, superseded: bool) -> Spoken:
+    def _speak(self, record: Trajectory, body: ModelCall, *, is_superseded: bool) -> Spoken:
         """Raises Unspoken."""
-        if superseded:
-            raise Unspoken(SUPERSEDED)
+        if is_superseded:
+            raise Unspoken(HAS_SUCCESSOR)
         try:
             chat = lesson(record, body)
         except Unsayable as error:
@@ -123,7 +123,7 @@ class Writer:
         return spoken(self.renderer, chat.messages, chat.reply, chat.tools or None)
 
 
-def joined(replies: Iterable[Spoken]) -> list[tuple[list[int], list[int], int]]:
+def join_replies(replies: Iterable[Spoken]) -> list[tuple[list[int], list[int], int]]:
     """Tokens, mask and number of replies of each sample: a reply goes on with the longest sample that its prompt begins
     with; one that was there already is left out."""
     samples: list[tuple[list[int], list[int], int]] = []

@@ -71,8 +71,8 @@ class TokenRuns:
         return out
 
 
-def runs_of(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = False) -> TokenRuns:
-    """The runs of a lineage; `entry`: of the version that trained on it, `lost` where it could not read it."""
+def runs_of(lineage: Lineage, entry: Row[LedgerEntry] | None, *, is_lost: bool = False) -> TokenRuns:
+    """The runs of a lineage; `entry`: of the version that trained on it, `is_lost` where it could not read it."""
     arrays = (lineage["tokens"], lineage["mask"], lineage["logprobs"], lineage["versions"])
     try:
         parts = [unpack(array) for array in arrays]
@@ -82,7 +82,7 @@ def runs_of(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = Fa
     tokens, mask, logprobs, versions = (part[:many].tolist() for part in parts)
     oldest = entry["version"] - 1 - entry["eta"] if entry is not None and entry["masked_tokens"] else None
     weights = [
-        _weight(bool(one), version, trained=entry is not None and not lost, oldest=oldest)
+        _weight(bool(one), version, is_trained=entry is not None and not is_lost, oldest=oldest)
         for one, version in zip(mask, versions, strict=True)
     ]
     runs = []
@@ -103,10 +103,10 @@ def runs_of(lineage: Lineage, entry: Row[LedgerEntry] | None, *, lost: bool = Fa
     return TokenRuns(lineage["id"], tuple(runs), tuple(lineage["calls"]))
 
 
-def _weight(mask: bool, version: int, *, trained: bool, oldest: int | None) -> Weight:
+def _weight(mask: bool, version: int, *, is_trained: bool, oldest: int | None) -> Weight:
     if not mask:
         return "context" if version < 0 else "left out"
-    if not trained:
+    if not is_trained:
         return "may train"
     return "stale" if oldest is not None and version < oldest else "trained"
 
@@ -206,35 +206,37 @@ class Account:
 def account(story: Story, ids: EpisodeIds) -> Account:
     """The account of one trajectory out of the story of its group."""
     passages = [p for p in story.passages if p.row is not None and p.row["root_trajectory"] == ids.id]
-    sealed = next((row for row in story.samples if row["id"] == ids.id and row["tenant"] == ids.tenant), None)
-    training = list(story.trained()) if sealed is not None and _may_have_trained(story, sealed) else []
+    sample = next((row for row in story.samples if row["id"] == ids.id and row["tenant"] == ids.tenant), None)
+    training = list(story.training()) if sample is not None and _may_have_trained(story, sample) else []
     entry, group = training[0] if training else (None, None)
-    lost = group is not None and group["lost"] is not None
+    is_lost = group is not None and group["lost"] is not None
     return Account(
         id=ids.id,
         tenant=ids.tenant,
         group=ids.group,
-        attempt=sealed["attempt"] if sealed is not None else ids.attempt,
+        attempt=sample["attempt"] if sample is not None else ids.attempt,
         verdict=verdict(story),
         ticket=story.ticket,
-        task=sealed["task_id"] if sealed is not None else _task(passages),
-        sample=sealed["sample"] if sealed is not None else None,
-        split=sealed["split"] if sealed is not None else next((p.row["split"] for p in passages if p.row), None),
-        status=sealed["status"] if sealed is not None else None,
-        reward=sealed["reward"] if sealed is not None else None,
-        missing=tuple(sealed["missing"]) if sealed is not None else (),
-        excluded=tuple(sealed["excluded"]) if sealed is not None else (),
-        place=spot(sealed.place) if sealed is not None else None,
+        task=sample["task_id"] if sample is not None else _task(passages),
+        sample=sample["sample"] if sample is not None else None,
+        split=sample["split"] if sample is not None else next((p.row["split"] for p in passages if p.row), None),
+        status=sample["status"] if sample is not None else None,
+        reward=sample["reward"] if sample is not None else None,
+        missing=tuple(sample["missing"]) if sample is not None else (),
+        excluded=tuple(sample["excluded"]) if sample is not None else (),
+        place=spot(sample.place) if sample is not None else None,
         branches=_branches(passages),
-        rewards=_rewards(story, passages, sealed),
-        lineages=tuple(runs_of(one, entry, lost=lost) for one in sealed["lineages"]) if sealed is not None else (),
-        trained=tuple(_trained(story, row, one, sealed) for row, one in training),
+        rewards=_rewards(story, passages, sample),
+        lineages=tuple(runs_of(one, entry, is_lost=is_lost) for one in sample["lineages"])
+        if sample is not None
+        else (),
+        trained=tuple(_training(story, row, one, sample) for row, one in training),
     )
 
 
-def _may_have_trained(story: Story, sealed: Row[Trajectory]) -> bool:
+def _may_have_trained(story: Story, sample: Row[Trajectory]) -> bool:
     """Whether it is one of the samples that its resolution names."""
-    return any(sealed.place in row.places() for row in story.resolutions if row["kind"] == "ready")
+    return any(sample.place in row.places() for row in story.resolutions if row["kind"] == "ready")
 
 
 def _task(passages: list[Passage]) -> str | None:
@@ -251,13 +253,13 @@ def _task(passages: list[Passage]) -> str | None:
 def _branches(passages: list[Passage]) -> tuple[TraceAccount, ...]:
     turns: dict[str, list[EventAccount]] = {}
     parents: dict[str, str | None] = {}
-    seen: set[str] = set()
+    ids: set[str] = set()
     requests = WholeRequests()
     for passage in passages:
         row = passage.row
-        if row is None or row["id"] in seen:  # sent twice
+        if row is None or row["id"] in ids:  # sent twice
             continue
-        seen.add(row["id"])
+        ids.add(row["id"])
         turns.setdefault(row["trajectory"], []).append(_turn(passage, row, requests))
         parents.setdefault(row["trajectory"], row["parent_trajectory"])
     return tuple(TraceAccount(id, parents[id], tuple(events)) for id, events in turns.items())
@@ -275,12 +277,14 @@ def _turn(passage: Passage, row: Row[Event], requests: WholeRequests) -> EventAc
     )
 
 
-def _rewards(story: Story, passages: list[Passage], sealed: Row[Trajectory] | None) -> tuple[AccountedReward, ...]:
+def _rewards(story: Story, passages: list[Passage], sample: Row[Trajectory] | None) -> tuple[AccountedReward, ...]:
     """Rewards of this trajectory, and those of the whole group."""
-    counted = {(one["source"], one["reward_id"]) for one in sealed["rewards"]} if sealed is not None else set()
+    reward_ids = {(one["source"], one["reward_id"]) for one in sample["rewards"]} if sample is not None else set()
     out: list[AccountedReward] = []
-    shared = [p for p in story.passages if p not in passages and p.row is not None and p.row["kind"] == "reward"]
-    for passage in [*passages, *shared]:
+    group_passages = [
+        p for p in story.passages if p not in passages and p.row is not None and p.row["kind"] == "reward"
+    ]
+    for passage in [*passages, *group_passages]:
         row = passage.row
         if row is None or row["kind"] != "reward":
             continue
@@ -288,9 +292,9 @@ def _rewards(story: Story, passages: list[Passage], sealed: Row[Trajectory] | No
             body: Reward = row.body
         except SchemaError:
             continue
-        if passage in shared and (body["target_kind"] != "group" or body["target"] != story.subject.group):
+        if passage in group_passages and (body["target_kind"] != "group" or body["target"] != story.subject.group):
             continue
-        fate, detail = _fate(passage, body, counted, sealed=sealed is not None)
+        fate, detail = _fate(passage, body, reward_ids, is_sealed=sample is not None)
         out.append(
             AccountedReward(
                 body["source"],
@@ -307,20 +311,22 @@ def _rewards(story: Story, passages: list[Passage], sealed: Row[Trajectory] | No
     return tuple(out)
 
 
-def _fate(passage: Passage, body: Reward, counted: set[tuple[str, str]], *, sealed: bool) -> tuple[str, str]:
+def _fate(passage: Passage, body: Reward, reward_ids: set[tuple[str, str]], *, is_sealed: bool) -> tuple[str, str]:
     for letter in passage.letters:
         return letter["reason"], letter["detail"]
-    if (body["source"], body["reward_id"]) in counted:
+    if (body["source"], body["reward_id"]) in reward_ids:
         return "counted", ""
     return (
-        ("not counted", "it is no part of the sealed sample") if sealed else ("waits", "its sample is not sealed yet")
+        ("not counted", "it is no part of the sealed sample")
+        if is_sealed
+        else ("waits", "its sample is not sealed yet")
     )
 
 
-def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: Row[Trajectory] | None) -> TrainedIn:
+def _training(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sample: Row[Trajectory] | None) -> TrainedIn:
     places = {place_of(place) for place in group["trajectories"]}
     rewards = [one["reward"] for one in story.samples if one.place in places and one["reward"] is not None]
-    reward = sealed["reward"] if sealed is not None else None
+    reward = sample["reward"] if sample is not None else None
     advantage = reward - fmean(rewards) if reward is not None and rewards else None
     batch = {
         name: value
@@ -328,8 +334,8 @@ def _trained(story: Story, row: Row[LedgerEntry], group: TrainedGroup, sealed: R
         if any(part in name for part in BATCH) and not name.startswith(("timings_", "tokens_"))
     }
     place = spot(row.place)
-    masked, eta = row["masked_tokens"], row["eta"]
-    return TrainedIn(row["version"], group["seq"], place, group["lost"], eta, masked, advantage, batch)
+    masked_tokens, eta = row["masked_tokens"], row["eta"]
+    return TrainedIn(row["version"], group["seq"], place, group["lost"], eta, masked_tokens, advantage, batch)
 
 
 def facts(account: Account) -> list[str]:
@@ -337,8 +343,8 @@ def facts(account: Account) -> list[str]:
     lines = [f"task {account.task}, group {account.group}, tenant {account.tenant}, attempt {account.attempt}"]
     if account.place is not None:
         reward = "no reward" if account.reward is None else f"reward {account.reward:.4g}"
-        silent = f", never judged by {', '.join(account.missing)}" if account.missing else ""
-        lines.append(f"sealed as {account.split} sample {account.sample}: {account.status}, {reward}{silent}")
+        note = f", never judged by {', '.join(account.missing)}" if account.missing else ""
+        lines.append(f"sealed as {account.split} sample {account.sample}: {account.status}, {reward}{note}")
         lines[-1] += f"  {account.place}"
     else:
         lines.append("not sealed")
@@ -356,6 +362,6 @@ def training_lines(account: Account) -> list[str]:
             line += f", reward over its group {one.advantage:+.4g}"
         if one.masked_tokens:
             line += f", {one.masked_tokens} tokens of the batch masked as stale"
-        whole = ", ".join(f"{name} {value:.4g}" for name, value in one.batch.items())
-        out.append(f"{line}{'; whole batch: ' if whole else ''}{whole}  {one.place}")
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in one.batch.items())
+        out.append(f"{line}{'; whole batch: ' if metrics else ''}{metrics}  {one.place}")
     return out

@@ -95,7 +95,7 @@ def finish(svg: str, name: str) -> str:
 WIDE, HALF = 11.0, 5.4
 MEMBERS = len(SERIES)
 MOST_BARS = 120
-NAMED = 3
+MOST_KINDS = 3
 """kinds of groups that a step of the funnel names"""
 
 
@@ -238,8 +238,8 @@ def funnel(summary: Summary) -> Chart:
         axes.barh([stage.name for stage in stages], [stage.groups for stage in stages], 0.46, color=colours)
         for at, stage in enumerate(stages):
             axes.text(stage.groups, at, f" {stage.groups:,}", va="center", color=COLOUR["fg"])
-            if said := _left(stage):
-                axes.text(0, at - 0.5, said, va="center", color=COLOUR["muted"], size=7.5)
+            if text := _remainder(stage):
+                axes.text(0, at - 0.5, text, va="center", color=COLOUR["muted"], size=7.5)
         axes.set_ylim(len(stages) - 0.5, -0.6)
         axes.margins(x=0.12)
         axes.set_xticks([])
@@ -248,11 +248,11 @@ def funnel(summary: Summary) -> Chart:
     return Chart(drawing.svg)
 
 
-def _left(stage: FunnelStage) -> str:
+def _remainder(stage: FunnelStage) -> str:
     """Where the groups are that did not come to a stage, those of few kinds by name."""
-    known = [(name, count) for name, count in stage.left if count > 0]
-    parts = [f"{count:,} {name}" for name, count in known[:NAMED]]
-    if rest := sum(count for _, count in known[NAMED:]):
+    kinds = [(name, count) for name, count in stage.left if count > 0]
+    parts = [f"{count:,} {name}" for name, count in kinds[:MOST_KINDS]]
+    if rest := sum(count for _, count in kinds[MOST_KINDS:]):
         parts.append(f"{rest:,} otherwise")
     return "without " + ", ".join(parts) if parts else ""
 
@@ -260,10 +260,10 @@ def _left(stage: FunnelStage) -> str:
 def time(summary: Summary) -> Chart:
     """Where each version's time went, by phase."""
     names = [name for name, _ in summary.phases()]
-    shown, rest = names[:7], names[7:]
+    longest, rest = names[:7], names[7:]
     versions = [step.version for step in summary.steps]
     phases = [dict(step.phases) for step in summary.steps]
-    rows = [[seconds.get(name, 0.0) for seconds in phases] for name in shown]
+    rows = [[seconds.get(name, 0.0) for seconds in phases] for name in longest]
     if rest:
         rows.append([sum(seconds.get(name, 0.0) for name in rest) for seconds in phases])
     with Drawing("time", HALF, 2.9) as drawing:
@@ -271,7 +271,7 @@ def time(summary: Summary) -> Chart:
         _stack(axes, versions, rows)
         axes.set(xlabel="version", ylabel="seconds")
         axes.margins(x=0.01)
-    legend = [(SERIES[at], name) for at, name in enumerate([*shown, *(["other phases"] if rest else [])])]
+    legend = [(SERIES[at], name) for at, name in enumerate([*longest, *(["other phases"] if rest else [])])]
     return Chart(drawing.svg, tuple(legend))
 
 
@@ -279,12 +279,19 @@ def pace(summary: Summary) -> Chart:
     """Seconds between commits, and tokens trained per second."""
     steps = [step for step in summary.steps if step.seconds]
     versions = [step.version for step in steps]
-    moved = {fault.version for fault in summary.faults}
+    changes = {fault.version for fault in summary.faults}
     with Drawing("pace", HALF, 2.9, rows=2) as drawing:
         gaps, speed = drawing.all
         _stack(gaps, versions, [[step.seconds for step in steps]])
-        late = [step for step in steps if step.version in moved]
-        gaps.plot([s.version for s in late], [s.seconds for s in late], color=COLOUR["c4"], lw=0, marker="o", ms=4)
+        change_steps = [step for step in steps if step.version in changes]
+        gaps.plot(
+            [s.version for s in change_steps],
+            [s.seconds for s in change_steps],
+            color=COLOUR["c4"],
+            lw=0,
+            marker="o",
+            ms=4,
+        )
         gaps.set_ylabel("s between\ncommits")
         speed.plot(versions, [step.tokens / step.seconds for step in steps], color=COLOUR["c3"], lw=1.4)
         speed.set(xlabel="version", ylabel="tokens/s")
@@ -294,9 +301,9 @@ def pace(summary: Summary) -> Chart:
     return Chart(drawing.svg, (*legend, *([("c4", "learners changed")] if summary.faults else [])))
 
 
-ALL = (reward, staleness, staleness_by_version, learners, groups, funnel, time, pace)
+CHARTS = (reward, staleness, staleness_by_version, learners, groups, funnel, time, pace)
 
 
 def draw(summary: Summary) -> dict[str, Chart]:
     """Every chart by name; none while there is no version to draw."""
-    return {chart.__name__: chart(summary) for chart in ALL} if summary.steps else {}
+    return {chart.__name__: chart(summary) for chart in CHARTS} if summary.steps else {}

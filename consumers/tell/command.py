@@ -42,10 +42,10 @@ MOST_TICKETS = 5
 
 
 class WhyAnswer(NamedTuple):
-    """What became of something, as text; `known`: whether anything is known of it."""
+    """What became of something, as text; `is_known`: whether anything is known of it."""
 
     text: str
-    known: bool
+    is_known: bool
 
 
 class TreeAnswer(NamedTuple):
@@ -76,23 +76,23 @@ def explain_in(topics: PolicyTopics, id: str, *, text: bool = False, width: int 
     id = id.strip()
     subject = find(topics, id) if id else None
     if subject is None:
-        return WhyAnswer(clean(_unknown(topics, id)), known=False)
+        return WhyAnswer(clean(_unknown(topics, id)), is_known=False)
     tickets = [find(topics, str(ticket)) for ticket in subject.tickets[:MOST_TICKETS]]
     out = StringIO()
     console = Terminal(file=out, width=width, highlight=False)
     for one in [subject, *(replace(ticket, kind="ticket") for ticket in tickets if ticket is not None)]:
         console.print(story_tree(tell(topics, one), text=text))
     if rest := ", ".join(map(str, subject.tickets[MOST_TICKETS:])):
-        return WhyAnswer(f"{out.getvalue().rstrip()}\nand tickets {rest}: ask for one of them", known=True)
-    return WhyAnswer(out.getvalue().rstrip(), known=True)
+        return WhyAnswer(f"{out.getvalue().rstrip()}\nand tickets {rest}: ask for one of them", is_known=True)
+    return WhyAnswer(out.getvalue().rstrip(), is_known=True)
 
 
 def _unknown(topics: PolicyTopics, id: str) -> str:
     """What to say of an id that names nothing in this policy."""
-    if id and (others := sorted(topics.others(id))):
+    if id and (policies := sorted(topics.other_policies(id))):
         return (
-            f"{id!r} is of policy {' and '.join(others)}, not of {topics.policy}: "
-            f"ask `millrace --set policy.name={others[0]} why {id}`."
+            f"{id!r} is of policy {' and '.join(policies)}, not of {topics.policy}: "
+            f"ask `millrace --set policy.name={policies[0]} why {id}`."
         )
     return (
         f"Nothing is known of {id!r} in {topics.namespace}: no event, reply, call, session, group, ticket, prompt or "
@@ -127,9 +127,9 @@ def one_of(candidates: Sequence[EpisodeIds], id: str, topics: PolicyTopics) -> E
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:
-        if others := sorted(topics.others(id)):
-            ask = f"ask with `--set policy.name={others[0]}` in front"
-            raise LookError(f"{id!r} is of policy {' and '.join(others)}, not of {topics.policy}: {ask}")
+        if policies := sorted(topics.other_policies(id)):
+            ask = f"ask with `--set policy.name={policies[0]}` in front"
+            raise LookError(f"{id!r} is of policy {' and '.join(policies)}, not of {topics.policy}: {ask}")
         raise LookError(
             f"nothing is known of {id!r} in policy {topics.policy}: give the id of a trajectory, attempt, event or "
             "call, or a place as topic[partition]@offset; ids are compared whole"
@@ -163,13 +163,13 @@ def lineage_in(topics: PolicyTopics, id: str, *, task: bool = False) -> TreeAnsw
         raise LookError(f"no task {id!r} was granted or answered in policy {policy}: ids are compared whole")
     if version is not None:
         newest = max((row["version"] for row in topics.rows(WEIGHTS)), default=None)
-        known = "it has no version" if newest is None else f"its newest is {newest}"
-        raise LookError(f"policy {policy} has no version {id}: {known}")
+        hint = "it has no version" if newest is None else f"its newest is {newest}"
+        raise LookError(f"policy {policy} has no version {id}: {hint}")
     one = one_of(episodes(topics, id), id, topics)
-    sealed = of_trajectory(topics, one)
-    if sealed is None:
+    trajectory = of_trajectory(topics, one)
+    if trajectory is None:
         raise LookError(f"trajectory {one.id} is not sealed, so nothing trained on it: ask `millrace why {one.id}`")
-    return TreeAnswer(trajectory_tree(sealed, policy), {"kind": "trajectory", **finite(asdict(sealed))})
+    return TreeAnswer(trajectory_tree(trajectory, policy), {"kind": "trajectory", **finite(asdict(trajectory))})
 
 
 def speller(directory: Path | None, topics: PolicyTopics) -> Spell | None:

@@ -63,7 +63,7 @@ class Family:
                     self._born[parent].append(child)
 
     @property
-    def own(self) -> PolicyVersions:
+    def policy_versions(self) -> PolicyVersions:
         """Those of the policy that is asked about."""
         return self.records[self.policy]
 
@@ -94,16 +94,16 @@ class Family:
         out: set[FamilyVersion] = set()
         ahead = list(of)
         while ahead:
-            new = [child for child in self.children(ahead.pop()) if child not in out]
-            out.update(new)
-            ahead += new
-        return self.ordered(out)
+            children = [child for child in self.children(ahead.pop()) if child not in out]
+            out.update(children)
+            ahead += children
+        return self.sort(out)
 
-    def ordered(self, versions: Iterable[FamilyVersion]) -> tuple[FamilyVersion, ...]:
+    def sort(self, versions: Iterable[FamilyVersion]) -> tuple[FamilyVersion, ...]:
         """By policy and number."""
         return tuple(sorted(versions, key=lambda one: (one.policy != self.policy, one)))
 
-    def trained(self) -> dict[Place, tuple[FamilyVersion, ...]]:
+    def versions_by_place(self) -> dict[Place, tuple[FamilyVersion, ...]]:
         """The versions, of any policy, that trained on the trajectory at each place."""
         out: dict[Place, dict[FamilyVersion, None]] = defaultdict(dict)
         for policy, records in self.records.items():
@@ -149,7 +149,7 @@ class LineageGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachCount:
     """How many groups from around a version trained another one."""
 
     policy: str
@@ -168,7 +168,7 @@ class VersionLineage:
     parents: tuple[FamilyVersion, ...]
     groups: tuple[LineageGroup, ...]
     children: tuple[FamilyVersion, ...]
-    reached: tuple[Reached, ...]
+    reached: tuple[ReachCount, ...]
     waiting: int
     """such groups that trained nothing yet"""
 
@@ -203,34 +203,34 @@ class TaskLineage:
 def of_version(topics: PolicyTopics, version: int) -> VersionLineage | None:
     """The lineage of a version, None where no topic knows it."""
     family = Family(topics)
-    entry, event = family.own.ledger.get(version), family.own.weights.get(version)
+    entry, event = family.policy_versions.ledger.get(version), family.policy_versions.weights.get(version)
     if entry is not None:
         digest = entry["digest"]
     elif event is not None:
         digest = event["digest"]
     else:
         return None
-    this = FamilyVersion(topics.policy, version)
-    groups = tuple(_group(topics, group, this) for group in (entry["groups"] if entry is not None else ()))
-    reached, waiting = _reached(topics, family, version)
-    parents, children = family.parents(this), family.children(this)
-    return VersionLineage(topics.policy, version, digest, parents, groups, children, reached, waiting)
+    subject = FamilyVersion(topics.policy, version)
+    groups = tuple(_group(topics, group, subject) for group in (entry["groups"] if entry is not None else ()))
+    reach, waiting = _reach(topics, family, version)
+    parents, children = family.parents(subject), family.children(subject)
+    return VersionLineage(topics.policy, version, digest, parents, groups, children, reach, waiting)
 
 
 def _group(topics: PolicyTopics, group: TrainedGroup, into: FamilyVersion) -> LineageGroup:
     """A group of the ledger entry of a version, with what can be read of it."""
     places = [place_of(place) for place in group["trajectories"]]
-    rows = _fetched(topics, places)
-    made = tuple(_members(topics, rows, dict.fromkeys(places, (into,))))
+    rows = _fetch(topics, places)
+    members = tuple(_members(topics, rows, dict.fromkeys(places, (into,))))
     seq = group["seq"] if group["seq"] >= 0 else None
-    return LineageGroup(seq, group["ticket"], group["group"], group["lost"], made, len(places) - len(made))
+    return LineageGroup(seq, group["ticket"], group["group"], group["lost"], members, len(places) - len(members))
 
 
-def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajectory]]:
+def _fetch(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajectory]]:
     """The trajectories at places, in whichever policy's topic, without those that are gone."""
     by_policy: dict[str, list[Place]] = defaultdict(list)
     for place in places:
-        if (policy := topics.whose(TRAJECTORIES, place)) is not None:
+        if (policy := topics.policy_at(TRAJECTORIES, place)) is not None:
             by_policy[policy].append(place)
     by_place = {
         row.place: row
@@ -241,18 +241,18 @@ def _fetched(topics: PolicyTopics, places: Sequence[Place]) -> list[Row[Trajecto
     return [by_place[place] for place in places if place in by_place]
 
 
-def _reached(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[Reached, ...], int]:
+def _reach(topics: PolicyTopics, family: Family, version: int) -> tuple[tuple[ReachCount, ...], int]:
     """What the groups from around a version trained, and how many of them trained nothing."""
     by_seq, by_place = _into(family)
-    reached: Counter[FamilyVersion] = Counter()
+    counts: Counter[FamilyVersion] = Counter()
     waiting = 0
     for row in topics.rows(RESOLUTIONS):
         if row["kind"] == "ready" and 0 <= row["v_head"] <= version <= row["v_tail"]:
             into = by_seq.get(row["seq"]) if row["seq"] is not None else None
             waiting += into is None
-            reached.update([into] if into is not None else [])
-            reached.update({one for place in row.places() for one in by_place.get(place, ())})
-    return tuple(Reached(one.policy, one.version, reached[one]) for one in family.ordered(reached)), waiting
+            counts.update([into] if into is not None else [])
+            counts.update({one for place in row.places() for one in by_place.get(place, ())})
+    return tuple(ReachCount(one.policy, one.version, counts[one]) for one in family.sort(counts)), waiting
 
 
 def _into(family: Family) -> tuple[dict[int, FamilyVersion], dict[Place, set[FamilyVersion]]]:
@@ -273,11 +273,11 @@ def _into(family: Family) -> tuple[dict[int, FamilyVersion], dict[Place, set[Fam
 
 def of_trajectory(topics: PolicyTopics, episode: EpisodeIds) -> TrajectoryLineage | None:
     """The lineage of a sealed trajectory, None where it is not sealed."""
-    row = next((row for row in topics.sealed() if (row["tenant"], row["id"]) == (episode.tenant, episode.id)), None)
+    row = next((row for row in topics.samples() if (row["tenant"], row["id"]) == (episode.tenant, episode.id)), None)
     if row is None:
         return None
     family = Family(topics)
-    (member,) = _members(topics, [row], family.trained())
+    (member,) = _members(topics, [row], family.versions_by_place())
     newest = max(member.sampled, default=None)
     parents = family.parents(FamilyVersion(member.policy, newest)) if newest is not None else ()
     return TrajectoryLineage(member, parents, family.descendants(member.trained))
@@ -287,21 +287,21 @@ def of_task(topics: PolicyTopics, task: str) -> TaskLineage | None:
     """The lineage of a task by its id, None where no topic knows it."""
     tickets = {row["ticket"] for row in topics.rows(GRANTS) if row["prompt_id"] == task}
     family = Family(topics)
-    trained = family.trained()
-    answers = (row for row in topics.sealed() if row["task_id"] == task or row["ticket"] in tickets)
+    versions = family.versions_by_place()
+    answers = (row for row in topics.samples() if row["task_id"] == task or row["ticket"] in tickets)
     members: list[LineageMember] = []
     while rows := list(islice(answers, CHUNK)):
-        members += _members(topics, rows, trained)
+        members += _members(topics, rows, versions)
     if not tickets and not members:
         return None
-    passed = ("ready", "setting")
-    ended = [r for r in topics.rows(RESOLUTIONS) if r["ticket"] in tickets and r["kind"] not in passed]
-    unfinished = dict(sorted(Counter(str(row["kind"]) for row in ended).items()))
-    return TaskLineage(task, tuple(sorted(tickets)), tuple(members), unfinished)
+    kinds = ("ready", "setting")
+    ends = [r for r in topics.rows(RESOLUTIONS) if r["ticket"] in tickets and r["kind"] not in kinds]
+    counts = dict(sorted(Counter(str(row["kind"]) for row in ends).items()))
+    return TaskLineage(task, tuple(sorted(tickets)), tuple(members), counts)
 
 
 def _members(
-    topics: PolicyTopics, rows: Sequence[Row[Trajectory]], trained: Mapping[Place, tuple[FamilyVersion, ...]]
+    topics: PolicyTopics, rows: Sequence[Row[Trajectory]], versions: Mapping[Place, tuple[FamilyVersion, ...]]
 ) -> Iterator[LineageMember]:
     """Sealed trajectories with the engines of their calls, which are fetched together."""
     by_policy: dict[str, list[Place]] = defaultdict(list)
@@ -309,7 +309,7 @@ def _members(
         by_policy[row["policy"]] += row.places("events")
     calls = {policy: iter(topics.of(policy).fetch(EVENTS, places)) for policy, places in by_policy.items()}
     for row in rows:
-        own = [next(calls[row["policy"]]) for _ in row["events"]]
+        events = [next(calls[row["policy"]]) for _ in row["events"]]
         yield LineageMember(
             row["id"],
             row["policy"],
@@ -318,13 +318,13 @@ def _members(
             row["task_id"],
             row["split"],
             row["reward"],
-            _sampled(row),
-            tuple(sorted({engine for call in own if call is not None for engine in _engine(call)})),
-            trained.get(row.place, ()),
+            _sampling(row),
+            tuple(sorted({engine for call in events if call is not None for engine in _engine(call)})),
+            versions.get(row.place, ()),
         )
 
 
-def _sampled(row: Row[Trajectory]) -> dict[int, int]:
+def _sampling(row: Row[Trajectory]) -> dict[int, int]:
     """Trainable tokens by version."""
     out: Counter[int] = Counter()
     for lineage in row["lineages"]:

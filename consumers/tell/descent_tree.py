@@ -22,7 +22,7 @@ from millrace.consumers.tell.descent import (
 )
 from millrace.consumers.tell.notation import spans
 
-SHOWN = 20
+MOST_ROWS = 20
 """members of one list that are named"""
 
 
@@ -39,10 +39,10 @@ def version_tree(lineage: VersionLineage) -> Tree:
     if together["sampled"]:
         back.add(Text(f"sampled by versions: {_counts(_by_name(together['sampled'], home), 'tokens')}"))
     if lineage.groups:
-        trained = back.add(Text(f"{len(lineage.groups)} groups, {len(lineage.members)} trajectories"))
-        for group in lineage.groups[:SHOWN]:
-            _members(trained.add(Text(_group(group))), group.members, home)
-        _more(trained, len(lineage.groups))
+        node = back.add(Text(f"{len(lineage.groups)} groups, {len(lineage.members)} trajectories"))
+        for group in lineage.groups[:MOST_ROWS]:
+            _members(node.add(Text(_group(group))), group.members, home)
+        _more(node, len(lineage.groups))
     ahead = root.add(Text("to", "bold cyan"))
     children = f"trained on by versions {_versions(lineage.children, home)}" if lineage.children else "no later version"
     ahead.add(Text(children))
@@ -60,9 +60,9 @@ def _group(group: LineageGroup) -> str:
         f"seq {group.seq}" if group.seq is not None else "",
         f"ticket {group.ticket}" if group.ticket is not None else "",
     ]
-    lost = f"lost: {group.lost}" if group.lost else ""
-    gone = f"{group.gone} not in the log any more" if group.gone else ""
-    return ", ".join(filter(None, [*names, f"group {group.id}", lost, gone]))
+    loss = f"lost: {group.lost}" if group.lost else ""
+    gap = f"{group.gone} not in the log any more" if group.gone else ""
+    return ", ".join(filter(None, [*names, f"group {group.id}", loss, gap]))
 
 
 def trajectory_tree(lineage: TrajectoryLineage, home: str) -> Tree:
@@ -70,8 +70,8 @@ def trajectory_tree(lineage: TrajectoryLineage, home: str) -> Tree:
     member = lineage.member
     root = Tree(Text(f"trajectory {member.id} of task {member.task}, group {member.group}", "bold"))
     back = root.add(Text("from", "bold cyan"))
-    sampled = {_version(FamilyVersion(member.policy, number), home): many for number, many in member.sampled.items()}
-    back.add(Text(f"sampled by versions: {_counts(sampled, 'tokens') or 'none'}"))
+    counts = {_version(FamilyVersion(member.policy, number), home): many for number, many in member.sampled.items()}
+    back.add(Text(f"sampled by versions: {_counts(counts, 'tokens') or 'none'}"))
     if lineage.parents:
         back.add(Text(f"which descend from versions {_versions(lineage.parents, home)}"))
     back.add(Text(f"engines: {', '.join(member.engines) or 'not in the log any more'}"))
@@ -104,12 +104,12 @@ def task_tree(lineage: TaskLineage, home: str) -> Tree:
 
 
 def _members(parent: Tree, members: Sequence[LineageMember], home: str) -> None:
-    for member in members[:SHOWN]:
+    for member in members[:MOST_ROWS]:
         reward = "no reward" if member.reward is None else f"reward {member.reward:.4g}"
         into = f", {_training(member, home)}" if member.trained else ""
         versions = [FamilyVersion(member.policy, number) for number in member.sampled]
-        sampled = f", sampled by {_versions(versions, home)}" if versions else ""
-        parent.add(Text(f"{member.id}: {member.split}, task {member.task}, {reward}{sampled}{into}"))
+        source = f", sampled by {_versions(versions, home)}" if versions else ""
+        parent.add(Text(f"{member.id}: {member.split}, task {member.task}, {reward}{source}{into}"))
     _more(parent, len(members))
 
 
@@ -120,8 +120,8 @@ def _training(member: LineageMember, home: str) -> str:
 
 
 def _more(parent: Tree, many: int) -> None:
-    if many > SHOWN:
-        parent.add(Text(f"and {many - SHOWN} more: --json names them all", "dim"))
+    if many > MOST_ROWS:
+        parent.add(Text(f"and {many - MOST_ROWS} more: --json names them all", "dim"))
 
 
 def _version(version: FamilyVersion, home: str) -> str:
@@ -130,10 +130,10 @@ def _version(version: FamilyVersion, home: str) -> str:
 
 def _versions(versions: Iterable[FamilyVersion], home: str) -> str:
     """Spans of versions, the policy's OWN first: `0–2, dev@0–30`."""
-    ordered = sorted(versions, key=lambda one: (one.policy != home, one))
+    sorted_versions = sorted(versions, key=lambda one: (one.policy != home, one))
     return ", ".join(
         ("" if policy == home else f"{policy}@") + spans([one.version for one in some])
-        for policy, some in groupby(ordered, key=lambda one: one.policy)
+        for policy, some in groupby(sorted_versions, key=lambda one: one.policy)
     )
 
 
@@ -143,5 +143,5 @@ def _by_name(counts: Mapping[FamilyVersion, int], home: str) -> dict[str, int]:
 
 def _counts(counts: dict[Any, int], unit: str = "") -> str:
     unit = f" {unit}" if unit else ""
-    shown = [f"{name} ({count:,}{unit})" for name, count in list(counts.items())[:SHOWN]]
-    return ", ".join(shown) + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")
+    parts = [f"{name} ({count:,}{unit})" for name, count in list(counts.items())[:MOST_ROWS]]
+    return ", ".join(parts) + (f" and {len(counts) - MOST_ROWS} more" if len(counts) > MOST_ROWS else "")

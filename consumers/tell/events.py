@@ -35,7 +35,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 def texts_in(event: Row[Event], requests: WholeRequests) -> list[tuple[str, str]]:
     """(who or what, text) of everything that an event says. requests: those of the calls before it."""
     try:
-        body: Mapping[str, Any] = requests.whole(event) if event["kind"] == "model_call" else event.body
+        body: Mapping[str, Any] = requests.resolve(event) if event["kind"] == "model_call" else event.body
     except SchemaError:
         return []
     if event["kind"] == "model_call":
@@ -84,23 +84,23 @@ def event_line(row: Row[Event]) -> str:
                 versions = unpack(call["output_versions"])
             except SchemaError:
                 return f"model call of policy {row['policy']}, reply {call['response_id']} (its tokens cannot be read)"
-            made = f"{len(versions)} tokens"
+            origin = f"{len(versions)} tokens"
             if len(versions):
                 low, high = int(versions.min()), int(versions.max())
-                made += f" of version {low}" if low == high else f" of versions {low} to {high}"
+                origin += f" of version {low}" if low == high else f" of versions {low} to {high}"
             retry = f", retries {call['supersedes']}" if call["supersedes"] else ""
-            barred = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
+            bar = "" if call["trainable"] else f", untrainable: {call['untrainable_reason']}"
             partly = f", not whole: {NOT_WHOLE}" if call["opened"] == NOT_WHOLE else ""
-            whose = f", identified by {call['identified_by']}" if call["identified_by"] else ""
+            identity = f", identified by {call['identified_by']}" if call["identified_by"] else ""
             return (
-                f"model call of policy {row['policy']}, reply {call['response_id']}: {made}, {call['finish_reason']}"
-                f"{retry}{barred}{whose}{partly}"
+                f"model call of policy {row['policy']}, reply {call['response_id']}: {origin}, {call['finish_reason']}"
+                f"{retry}{bar}{identity}{partly}"
             )
         case "reward":
             reward: Reward = body
             value = f"{reward['value']:.4g}" if reward["value"] is not None else f"missing ({reward['failure']})"
-            made = f", made by replay {reward['replay']}: it counts for no sample" if reward["replay"] else ""
-            return f"reward {value} from {reward['source']} for {reward['target_kind']} {reward['target']}{made}"
+            origin = f", made by replay {reward['replay']}: it counts for no sample" if reward["replay"] else ""
+            return f"reward {value} from {reward['source']} for {reward['target_kind']} {reward['target']}{origin}"
         case "episode_started":
             start: EpisodeStarted = body
             return f"started: task {start['task_id']}, sample {start['sample']} of {start['group_size']}"
@@ -126,6 +126,6 @@ def governance_notes(event: Row[Event], *, findings: bool = False) -> list[str]:
     if governance["eligibility"] in ("denied", "audit_only"):
         notes.append(f"{governance['eligibility']}: {governance['reason']}")
     if governance["redaction"] != "none_needed":
-        counts = ", ".join(f"{count} {what}" for what, count in sorted(governance["counts"].items()))
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(governance["counts"].items()))
         notes.append(f"redaction {governance['redaction']}" + (f": {counts or 'no findings'}" if findings else ""))
     return notes

@@ -57,24 +57,26 @@ def changes(ledger: Sequence[LedgerEntry]) -> tuple[LearnerChange, ...]:
     """Every change of generation, and every version that took far longer than most."""
     steps = [entry for entry in ledger if entry["version"] > 0]
     gaps = [(b["time"] - a["time"]) / SECOND for a, b in pairwise(steps)]
-    usual = median(gaps) if gaps else 0.0
+    median_gap = median(gaps) if gaps else 0.0
     faults = []
     for before, after, gap in zip(steps, steps[1:], gaps, strict=False):
-        moved = after["generation"] != before["generation"]
-        if moved or (usual and gap > SLOW * usual and gap > 1):
-            what = _what(before, after) if moved else "took long, with the same learners"
+        has_moved = after["generation"] != before["generation"]
+        if has_moved or (median_gap and gap > SLOW * median_gap and gap > 1):
+            text = _membership_change(before, after) if has_moved else "took long, with the same learners"
             ranks = len(before["ranks"]), len(after["ranks"])
-            faults.append(LearnerChange(after["version"], after["time"], after["generation"], *ranks, what, gap, usual))
+            faults.append(
+                LearnerChange(after["version"], after["time"], after["generation"], *ranks, text, gap, median_gap)
+            )
     return tuple(faults)
 
 
-def _what(before: LedgerEntry, after: LedgerEntry) -> str:
+def _membership_change(before: LedgerEntry, after: LedgerEntry) -> str:
     """Who left and who came."""
-    old, new = ({rank["member"] for rank in entry["ranks"]} for entry in (before, after))
-    left, came = len(old - new), len(new - old)
+    members_before, members_after = ({rank["member"] for rank in entry["ranks"]} for entry in (before, after))
+    leavers, came = len(members_before - members_after), len(members_after - members_before)
     parts = []
-    if left:
-        parts.append(f"{left} learner{'s' * (left > 1)} left")
+    if leavers:
+        parts.append(f"{leavers} learner{'s' * (leavers > 1)} left")
     if came:
         parts.append(f"{came} learner{'s' * (came > 1)} joined")
     if after["leader"] != before["leader"]:

@@ -21,7 +21,7 @@ from millrace.consumers.tell.account import Account, Spell, TokenRun, facts, tex
 from millrace.consumers.tell.summary import Summary
 from millrace.infra.terminal import clean
 
-SHOWN = 300
+MOST_VERSIONS = 300
 """newest versions listed one by one"""
 SERIES = 8
 """colours of versions, in turn"""
@@ -32,7 +32,7 @@ def report_page(summary: Summary, report: AuditReport) -> str:
     from millrace.consumers.tell.charts import draw
 
     charts = {name: (Markup(chart.svg), chart.legend) for name, chart in draw(summary).items()}
-    return _page("report.html.jinja", found=summary, charts=charts, report=report, shown=SHOWN)
+    return _page("report.html.jinja", found=summary, charts=charts, report=report, shown=MOST_VERSIONS)
 
 
 def account_page(account: Account, spell: Spell | None = None) -> str:

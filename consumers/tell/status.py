@@ -123,11 +123,11 @@ def _between(versions: Sequence[LedgerEntry]) -> float:
     return (versions[-1]["time"] - versions[0]["time"]) / 1e6 if versions else 0.0
 
 
-GOOD = ("RUNNING", "STARTING", "EXITED")
+HEALTHY_STATES = ("RUNNING", "STARTING", "EXITED")
 """states of programs in which nothing is wrong"""
 
 
-def awaited(watch: StatusWatch | str, states: Sequence[ProgramState], now: Micros) -> list[str]:
+def steps_ahead(watch: StatusWatch | str, states: Sequence[ProgramState], now: Micros) -> list[str]:
     """What is still to come at `now` before the policy can learn, in the order in which it comes; `watch` may be why
     there is none. Empty where nothing runs here."""
     if not states:
@@ -145,17 +145,17 @@ def awaited(watch: StatusWatch | str, states: Sequence[ProgramState], now: Micro
     return out if watch.began else [*out, "version 0 (`millrace policy create --model DIR` writes it)"]
 
 
-def wrong(watch: StatusWatch | str, states: Sequence[ProgramState], silent: Mapping[str, float]) -> bool:
+def wrong(watch: StatusWatch | str, states: Sequence[ProgramState], silences: Mapping[str, float]) -> bool:
     """Whether nothing runs here, a process does not run, keeps ending or is silent, or the log has no such policy
     although its broker had the time to start."""
-    if not states or silent or any(one.failing or one.state not in GOOD for one in states):
+    if not states or silences or any(one.failing or one.state not in HEALTHY_STATES for one in states):
         return True
     return isinstance(watch, str) and not any(one.name == BROKER and one.state == "STARTING" for one in states)
 
 
 COLOURS = {"RUNNING": "green", "STARTING": "yellow", "BACKOFF": "red", "FATAL": "bold red", "EXITED": "dim"}
 BARS = "▁▂▃▄▅▆▇█"
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
 WIDE = 60
 """newest versions in the line of rewards"""
 
@@ -171,8 +171,8 @@ def processes(states: Sequence[ProgramState]) -> RowTable:
     return table
 
 
-def learning(watch: StatusWatch, target: int | None = None, asked: Mapping[str, Any] = NOTHING) -> RowTable:
-    """How the policy does; `target` is the version that it is to reach, if there is one; `asked` what the settings file
+def learning(watch: StatusWatch, target: int | None = None, settings: Mapping[str, Any] = NO_SETTINGS) -> RowTable:
+    """How the policy does; `target` is the version that it is to reach, if there is one; `settings` what their file
     asks for, by the name of the setting."""
     table = RowTable(box=None, show_header=False, pad_edge=False)
     table.add_row("policy", watch.policy)
@@ -189,7 +189,7 @@ def learning(watch: StatusWatch, target: int | None = None, asked: Mapping[str, 
     table.add_row("waiting", f"{watch.lag} ready groups")
     groups = ", ".join(f"{count} {kind}" for kind, count in sorted(watch.resolved.items()) if kind != "setting")
     table.add_row("groups", groups or "none yet")
-    for name, value in asked.items():
+    for name, value in settings.items():
         if name in watch.in_force and watch.in_force[name] != value:
             table.add_row(name, f"asked {value}, in force {watch.in_force[name]}: `millrace up` asks for it")
     return table
@@ -208,7 +208,7 @@ def _learners(entry: LedgerEntry) -> str:
     first = [
         r
         for at, r in enumerate(ranks)
-        if r["samples"] or (r["cell"] >= 0 and r["cell"] not in [other["cell"] for other in ranks[:at]])
+        if r["samples"] or (r["cell"] >= 0 and r["cell"] not in [rank["cell"] for rank in ranks[:at]])
     ]
     shares = ", ".join(f"rank {share['rank']}: {share['samples']}" for share in first)
     layout = f" as {entry['layout']}" if len(first) < len(ranks) else ""
@@ -216,7 +216,7 @@ def _learners(entry: LedgerEntry) -> str:
     return f"{len(ranks)}{layout} ({shares} samples)" + (f", {spares:.0f} spare" if spares else "")
 
 
-def silent(watch: StatusWatch, now: Micros, states: Sequence[ProgramState]) -> dict[str, float]:
+def silent_workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState]) -> dict[str, float]:
     """Workers whose word has lapsed although their process runs on this machine, and for how many seconds: their
     client of the log hears nothing, or they are frozen."""
     running = {one.pid: one.up_s for one in states if one.pid and one.state == "RUNNING"}
@@ -233,10 +233,10 @@ def silent(watch: StatusWatch, now: Micros, states: Sequence[ProgramState]) -> d
 def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> RowTable:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
     table = RowTable("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
-    lapsed = silent(watch, now, states)
+    silences = silent_workers(watch, now, states)
     for name, one in sorted(watch.workers.items()):
-        if name in lapsed:
-            word = Text(f"silent for {lapsed[name]:.0f} s: it runs, and the log has no word of it", "bold red")
+        if name in silences:
+            word = Text(f"silent for {silences[name]:.0f} s: it runs, and the log has no word of it", "bold red")
             table.add_row(name, word, "", one["host"], str(one["pid"]), one["url"] or "")
         if one["expires_at"] > now:
             version = "" if one["version"] is None else str(one["version"])
@@ -252,6 +252,6 @@ def spark(values: Sequence[float]) -> str:
 
 def duration(seconds: float) -> str:
     """Hours, minutes, seconds."""
-    minutes, left = divmod(int(seconds), 60)
+    minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}"
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from millrace.consumers.tell.subject import NUMBER, Subject
-from millrace.consumers.tell.topics import PolicyTopics, sought
+from millrace.consumers.tell.topics import PolicyTopics, id_bytes
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.history.kinds import COMPLETIONS, DEAD_LETTERS, EVENTS, GRANTS, LEDGER, RAW, RESOLUTIONS
 from millrace.infra.log.history.rows import Row, place_of
@@ -68,7 +68,7 @@ class Story:
     def resolution(self) -> Row[Resolution] | None:
         return self.resolutions[-1] if self.resolutions else None
 
-    def trained(self) -> Iterator[tuple[Row[LedgerEntry], TrainedGroup]]:
+    def training(self) -> Iterator[tuple[Row[LedgerEntry], TrainedGroup]]:
         """Ledger entries with the group inside."""
         for row in self.ledger:
             for group in row["groups"]:
@@ -87,7 +87,7 @@ def tell(topics: PolicyTopics, subject: Subject) -> Story:
     _letters(topics, story)
     group = subject.group
     if group is not None:
-        story.samples = list(topics.sealed(group))
+        story.samples = list(topics.samples(group))
         story.completions = [r for r in topics.rows(COMPLETIONS) if r["group"] == group]
     for row in topics.rows(RESOLUTIONS):
         if (group and row["group"] == group) or (row["ticket"] is not None and row["ticket"] == story.ticket):
@@ -111,27 +111,27 @@ def _passages(topics: PolicyTopics, key: str) -> list[Passage]:
 
     Groups of another policy may have the same key. What another policy said in an episode of this one is part of it:
     every kind of event but a model's call is of the policy of its episode."""
-    wanted = sought(key)
+    value = id_bytes(key)
 
-    def ours(record: Record) -> bool:
-        return record.key == wanted
+    def has_key(record: Record) -> bool:
+        return record.key == value
 
     passages: dict[Place, Passage] = {}
     if count := topics.count(RAW):
-        for record in topics.records(RAW, partition_of(wanted, count), own=False):
-            if ours(record):
+        for record in topics.records(RAW, partition_of(value, count), own=False):
+            if has_key(record):
                 row, policy = topics.row(record), record.headers.get("policy", topics.policy.encode())
                 if row is not None or policy == topics.policy.encode():
                     passages[record.place] = Passage(row, raw_place=record.place)
     if count := topics.count(EVENTS):
-        for row in topics.rows(EVENTS, partition_of(wanted, count), ours, own=False):
+        for row in topics.rows(EVENTS, partition_of(value, count), has_key, own=False):
             if row.name == "Event" and row["source_place"] is not None:
                 place = place_of(row["source_place"])
                 passages.setdefault(place, Passage(None, raw_place=place)).event = row
     in_order = [passages[place] for place in sorted(passages)]
     rows = [passage.row for passage in in_order if passage.row is not None]
-    own = {row["root_trajectory"] for row in rows if _is_ours(row, topics) and row["kind"] != "model_call"}
-    return [p for p in in_order if p.row is None or _is_ours(p.row, topics) or p.row["root_trajectory"] in own]
+    trajectories = {row["root_trajectory"] for row in rows if _is_ours(row, topics) and row["kind"] != "model_call"}
+    return [p for p in in_order if p.row is None or _is_ours(p.row, topics) or p.row["root_trajectory"] in trajectories]
 
 
 def _is_ours(row: Row[Event], topics: PolicyTopics) -> bool:
@@ -155,7 +155,7 @@ def _letters(topics: PolicyTopics, story: Story) -> None:
             story.letters.append(row)
 
 
-LATE = "late_reward"
+LATE_REWARD = "late_reward"
 """reason of seal's letter about a reward that came after its sample was sealed"""
 NEGATIVE = {
     "rejected": "was rejected",
@@ -173,12 +173,12 @@ def verdict(story: Story) -> str:
         count = len(subject.tickets)
         return f"prompt {subject.id} was granted {count} time{'s' * (count != 1)}" if count else "still in line"
     passage = passage_of(story)
-    if passage is not None and (stopped := stopped_at(passage)) is not None:
-        return stopped
-    if subject.response is not None and (left_out := excluded(story, subject.response)) is not None:
+    if passage is not None and (stop := stopped_at(passage)) is not None:
+        return stop
+    if subject.response is not None and (left_out := exclusion_reason(story, subject.response)) is not None:
         return f"reply {subject.response} does not train: {left_out}"
     sample = sample_of(story)
-    if sample is not None and (reason := untrained(sample)) is not None:
+    if sample is not None and (reason := no_training_reason(sample)) is not None:
         return reason + too_late(story)
     fate = group_fate(story) + too_late(story)
     if sample is None and subject.trajectory is not None and story.samples:
@@ -188,10 +188,10 @@ def verdict(story: Story) -> str:
 
 def passage_of(story: Story) -> Passage | None:
     """The event that the subject names, if it names one."""
-    wanted = story.subject.event
-    if wanted is None:
+    event_id = story.subject.event
+    if event_id is None:
         return None
-    return next((p for p in story.passages if p.row is not None and p.row["id"] == wanted), None)
+    return next((p for p in story.passages if p.row is not None and p.row["id"] == event_id), None)
 
 
 def stopped_at(passage: Passage) -> str | None:
@@ -206,7 +206,7 @@ def stopped_at(passage: Passage) -> str | None:
     return None
 
 
-def excluded(story: Story, response: str) -> str | None:
+def exclusion_reason(story: Story, response: str) -> str | None:
     """Why a reply is left out of its sample, None when it is in."""
     for sample in story.samples:
         for entry in sample["excluded"]:
@@ -218,32 +218,34 @@ def excluded(story: Story, response: str) -> str | None:
 
 def sample_of(story: Story) -> Row[Trajectory] | None:
     """The sealed sample of the subject's attempt."""
-    wanted = story.subject.trajectory
-    return next((row for row in story.samples if row["id"] == wanted), None) if wanted else None
+    trajectory = story.subject.trajectory
+    return next((row for row in story.samples if row["id"] == trajectory), None) if trajectory else None
 
 
-def untrained(sample: Row[Trajectory]) -> str | None:
+def no_training_reason(sample: Row[Trajectory]) -> str | None:
     """Why a sealed sample can never train, None when it may."""
     if sample["split"] == "evaluation":
         return f"it was sealed as an evaluation with reward {sample['reward']}, and never trains"
     if sample["reward"] is None:
-        return f"it was sealed without a reward ({unjudged(sample)}) and does not train"
+        return f"it was sealed without a reward ({no_reward_reason(sample)}) and does not train"
     if not sample["tokens"]:
         reasons = {entry.rpartition(":")[2] for entry in sample["excluded"]}
         return f"it was sealed without a trainable token: {', '.join(sorted(reasons)) or 'no call was captured'}"
     return None
 
 
-def unjudged(sample: Row[Trajectory]) -> str:
+def no_reward_reason(sample: Row[Trajectory]) -> str:
     """Why a sample has no reward, by awaited source."""
     failures = {reward["source"]: reward["failure"] for reward in sample["rewards"] if reward["failure"]}
-    silent = [f"{source} said nothing in time" for source in sample["missing"] if source not in failures]
-    return ", ".join([*(f"{source} failed: {why}" for source, why in failures.items()), *silent]) or "nobody judged it"
+    silences = [f"{source} said nothing in time" for source in sample["missing"] if source not in failures]
+    return (
+        ", ".join([*(f"{source} failed: {why}" for source, why in failures.items()), *silences]) or "nobody judged it"
+    )
 
 
 def too_late(story: Story) -> str:
     """Says of a sample that rewards came for it after it was sealed; empty when none did."""
-    count = sum(letter["reason"] == LATE for passage in story.passages for letter in passage.letters)
+    count = sum(letter["reason"] == LATE_REWARD for passage in story.passages for letter in passage.letters)
     return f"; {count} reward{'s' * (count != 1)} came after it was sealed and changed nothing" if count else ""
 
 
@@ -259,9 +261,9 @@ def closed_without_samples(story: Story) -> str | None:
 
 def group_fate(story: Story) -> str:
     """What became of the group."""
-    trained = list(story.trained())
-    if trained:
-        row, group = trained[0]
+    training = list(story.training())
+    if training:
+        row, group = training[0]
         if group["lost"]:
             return f"was consumed by version {row['version']} as lost: {group['lost']}"
         return f"trained version {row['version']} (from version {row['version'] - 1}, seq {group['seq']})"
@@ -276,10 +278,10 @@ def group_fate(story: Story) -> str:
     if story.completions:
         return f"is {story.completions[-1]['kind'].replace('_', '-')} and waits for dispatch"
     if story.samples:
-        reasons = sorted(filter(None, map(untrained, story.samples)))
+        reasons = sorted(filter(None, map(no_training_reason, story.samples)))
         return f"was sealed, and is not fit to train: {'; '.join(dict.fromkeys(reasons)) or 'no sample is good'}"
-    if (closed := closed_without_samples(story)) is not None:
-        return f"was closed without a sample: {closed}"
+    if (closure := closed_without_samples(story)) is not None:
+        return f"was closed without a sample: {closure}"
     if story.passages:
         return "is not complete yet"
     return "was granted and nobody has answered yet" if story.grants else "has left no trace"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millrace.consumers.tell.topics import SEALED, PolicyTopics, sought
+from millrace.consumers.tell.topics import SAMPLE_KINDS, PolicyTopics, id_bytes
 from millrace.infra.log.base import Place, Record
 from millrace.infra.log.history.kinds import COMPLETIONS, DEAD_LETTERS, EVENTS, GRANTS, PROMPTS, RAW, RESOLUTIONS
 from millrace.infra.log.history.rows import Row
@@ -66,7 +66,7 @@ def _ticket(topics: PolicyTopics, ticket: int) -> Subject | None:
 
 def _key(topics: PolicyTopics, group: str) -> str | None:
     """The key of a group's events."""
-    id = sought(group)
+    id = id_bytes(group)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
             if record.headers.get("group") == id:
@@ -76,20 +76,20 @@ def _key(topics: PolicyTopics, group: str) -> str | None:
 
 def _by_header(topics: PolicyTopics, id: str) -> Subject | None:
     """An event, trajectory or group by the headers of events and raw events."""
-    value = sought(id)
+    value = id_bytes(id)
     for kind in (EVENTS, RAW):
         for record in topics.records(kind):
-            for header, what in (("id", "event"), ("trajectory", "session"), ("group", "group")):
+            for header, noun in (("id", "event"), ("trajectory", "session"), ("group", "group")):
                 if record.headers.get(header) == value:
-                    return _from_event(id, what, record)
+                    return _from_event(id, noun, record)
     return None
 
 
-def _from_event(id: str, what: str, record: Record) -> Subject:
+def _from_event(id: str, noun: str, record: Record) -> Subject:
     headers = {name: value.decode("utf-8", "replace") for name, value in record.headers.items()}
-    trajectory = headers.get("trajectory") if what != "group" else None
-    event = headers.get("id") if what == "event" else None
-    return Subject(id, what, headers.get("group"), record.key.decode(errors="replace"), None, trajectory, event)
+    trajectory = headers.get("trajectory") if noun != "group" else None
+    event = headers.get("id") if noun == "event" else None
+    return Subject(id, noun, headers.get("group"), record.key.decode(errors="replace"), None, trajectory, event)
 
 
 def _by_group(topics: PolicyTopics, id: str) -> Subject | None:
@@ -101,10 +101,10 @@ def _by_group(topics: PolicyTopics, id: str) -> Subject | None:
         return Subject(id, "prompt", tickets=tickets)
     for row in topics.rows(DEAD_LETTERS):
         if id in (row["id"], row["event_id"], row["trajectory"], row["group"]):
-            what = "dead letter" if id == row["id"] else "event"
+            noun = "dead letter" if id == row["id"] else "event"
             return Subject(
                 id,
-                what,
+                noun,
                 row["group"],
                 row.raw.key.decode(errors="replace"),
                 None,
@@ -118,17 +118,17 @@ def _tickets(topics: PolicyTopics, group: str) -> Iterator[int | None]:
     """The ticket of each record about a group, None in those of a group that nobody asked for."""
     yield from (row["ticket"] for row in topics.rows(RESOLUTIONS) if row["group"] == group)
     yield from (row["ticket"] for row in topics.rows(COMPLETIONS) if row["group"] == group)
-    yield from (row["ticket"] for row in topics.sealed(group))
+    yield from (row["ticket"] for row in topics.samples(group))
 
 
 def _by_body(topics: PolicyTopics, id: str) -> Subject | None:
     """A reply, call, lineage, tool call, reward or attempt, inside events."""
     for kind in (EVENTS, RAW):
         for row in topics.rows(kind):
-            if row.name == "Event" and (what := _named(row, id)) is not None:
-                response = _reply(row) if row["kind"] == "model_call" and what != "lineage" else None
+            if row.name == "Event" and (noun := _noun_in(row, id)) is not None:
+                response = _reply(row) if row["kind"] == "model_call" and noun != "lineage" else None
                 key = row.raw.key.decode(errors="replace")
-                return Subject(id, what, row["group"], key, None, row["root_trajectory"], row["id"], response)
+                return Subject(id, noun, row["group"], key, None, row["root_trajectory"], row["id"], response)
     return None
 
 
@@ -141,14 +141,14 @@ def _reply(row: Row[Event]) -> str | None:
     return call["response_id"]
 
 
-def _named(row: Row[Event], id: str) -> str | None:
+def _noun_in(row: Row[Event], id: str) -> str | None:
     """What the id names in this event, None when it does not occur."""
     if row["attempt"] == id:
         return "attempt"
-    for field, what in BODY_IDS.get(row["kind"], ()):
+    for field, noun in BODY_IDS.get(row["kind"], ()):
         try:
             if row.body[field] == id:
-                return what
+                return noun
         except SchemaError:
             return None
     return None
@@ -183,12 +183,12 @@ def episodes(topics: PolicyTopics, id: str) -> list[EpisodeIds]:
     if place is not None:
         events = topics.fetch(EVENTS, [place])
         return sorted({*_of_events(events), *map(_of_sample, _there(topics, place))})
-    value = sought(id)
+    value = id_bytes(id)
 
     def is_named(record: Record) -> bool:
         return value in (record.headers.get("id"), record.headers.get("trajectory"))
 
-    samples = [row for row in topics.sealed() if id in (row["id"], row["attempt"])]
+    samples = [row for row in topics.samples() if id in (row["id"], row["attempt"])]
     if ids := {*_of_events(topics.rows(EVENTS, only=is_named)), *map(_of_sample, samples)}:
         return sorted(ids)
     if ids := {one for one in _of_events(topics.rows(EVENTS)) if one.attempt == id}:
@@ -196,16 +196,16 @@ def episodes(topics: PolicyTopics, id: str) -> list[EpisodeIds]:
     subject = find(topics, id)
     if subject is None:
         return []
-    ids = set(map(_of_sample, topics.sealed(subject.group))) if subject.group is not None else set()
+    ids = set(map(_of_sample, topics.samples(subject.group))) if subject.group is not None else set()
     if subject.key is not None and (count := topics.count(EVENTS)):
-        key = sought(subject.key)
+        key = id_bytes(subject.key)
         ids.update(_of_events(topics.rows(EVENTS, partition_of(key, count), lambda record: record.key == key)))
     return sorted({one for one in ids if subject.trajectory in (None, one.id)} or ids)
 
 
 def _there(topics: PolicyTopics, place: Place) -> Iterator[Row[Trajectory]]:
     """The sealed trajectory at a place, if one lies there."""
-    yield from (row for kind in SEALED for row in topics.fetch(kind, [place]) if row is not None)
+    yield from (row for kind in SAMPLE_KINDS for row in topics.fetch(kind, [place]) if row is not None)
 
 
 def _of_sample(row: Row[Trajectory]) -> EpisodeIds:

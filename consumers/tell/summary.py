@@ -146,7 +146,7 @@ class FunnelStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class EvaluationScore:
     """What an evaluation came to."""
 
     what: str
@@ -199,7 +199,7 @@ class Summary:
     silences: tuple[QuietStages, ...]
     workers: tuple[tuple[WorkerStatus, bool], ...]
     """what each incarnation said last, and whether it lives; the living first"""
-    evaluations: tuple[Scored, ...] = ()
+    evaluations: tuple[EvaluationScore, ...] = ()
 
     @property
     def version(self) -> int:
@@ -256,14 +256,14 @@ class Summary:
     @property
     def funnel(self) -> tuple[FunnelStage, ...]:
         """From every group that was granted, or came unasked, to those that trained."""
-        resolved, ready = sum(self.resolved.values()), self.resolved.get("ready", 0)
-        trained = sum(step.groups for step in self.steps)
+        ends, ready_count = sum(self.resolved.values()), self.resolved.get("ready", 0)
+        trained_count = sum(step.groups for step in self.steps)
         negative = [(kind, count) for kind, count in self.resolved.items() if kind != "ready"]
         return (
-            FunnelStage("granted or came unasked", resolved + self.outstanding),
-            FunnelStage("came to an end", resolved, (("outstanding", self.outstanding),)),
-            FunnelStage("ready", ready, tuple(sorted(negative, key=lambda one: -one[1]))),
-            FunnelStage("trained", trained, (("waiting for a batch", ready - trained),)),
+            FunnelStage("granted or came unasked", ends + self.outstanding),
+            FunnelStage("came to an end", ends, (("outstanding", self.outstanding),)),
+            FunnelStage("ready", ready_count, tuple(sorted(negative, key=lambda one: -one[1]))),
+            FunnelStage("trained", trained_count, (("waiting for a batch", ready_count - trained_count),)),
         )
 
     def rate(self, field: str) -> float:
@@ -290,7 +290,7 @@ def summary_of(records: PolicyRecords) -> Summary:
     first = next((event for event in records.weights if event["version"] == 0), None)
     groups = [row for row in records.resolutions if row["kind"] != "setting"]
     steps = _steps(records)
-    unsolicited = sum(1 for row in groups if row["ticket"] is not None and not row["solicited"])
+    extras = sum(1 for row in groups if row["ticket"] is not None and not row["solicited"])
     return Summary(
         namespace=records.namespace,
         policy=records.policy,
@@ -299,7 +299,7 @@ def summary_of(records: PolicyRecords) -> Summary:
         eta=first["eta"] if first else None,
         group_size=first["group_size"] if first else None,
         steps=steps,
-        granted=len({row["ticket"] for row in records.grants}) + unsolicited,
+        granted=len({row["ticket"] for row in records.grants}) + extras,
         resolved=dict(Counter(row["kind"] for row in groups).most_common()),
         reasons=_reasons(groups),
         settings=_settings(records),
@@ -316,12 +316,12 @@ def summary_of(records: PolicyRecords) -> Summary:
 
 
 def _steps(records: PolicyRecords) -> tuple[CommittedVersion, ...]:
-    ready = {row["seq"]: row for row in records.resolutions if row["kind"] == "ready"}
+    by_seq = {row["seq"]: row for row in records.resolutions if row["kind"] == "ready"}
     steps: list[CommittedVersion] = []
     before: LedgerEntry | None = None
     for entry in records.ledger:
         if entry["version"] > 0:
-            batch = [ready[group["seq"]] for group in entry["groups"] if group["seq"] in ready]
+            batch = [by_seq[group["seq"]] for group in entry["groups"] if group["seq"] in by_seq]
             steps.append(_step(entry, batch, before))
         before = entry
     return tuple(steps)
@@ -330,11 +330,11 @@ def _steps(records: PolicyRecords) -> tuple[CommittedVersion, ...]:
 def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry | None) -> CommittedVersion:
     """`before` is the entry of the version it was trained from; version 0's time says nothing of a step's length."""
     parent = entry["version"] - 1
-    means = [fmean(known) for row in batch if (known := [r for r in row["rewards"] if r == r])]
+    means = [fmean(values) for row in batch if (values := [r for r in row["rewards"] if r == r])]
     rewards = [reward for row in batch for reward in row["rewards"] if reward == reward]
     low, high = np.percentile(means, [10, 90]).tolist() if means else (float("nan"), float("nan"))
     metrics = entry["metrics"]
-    timed = [(name.removeprefix("timings_"), value) for name, value in sorted(metrics.items()) if _is_phase(name)]
+    phases = [(name.removeprefix("timings_"), value) for name, value in sorted(metrics.items()) if _is_phase(name)]
     return CommittedVersion(
         version=entry["version"],
         time=entry["time"],
@@ -348,7 +348,7 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
         shares=tuple((rank["member"], rank["samples"], rank["tokens"]) for rank in entry["ranks"]),
         heads=tuple(parent - row["v_head"] for row in batch if row["v_head"] >= 0),
         tails=tuple(parent - row["v_tail"] for row in batch if row["v_tail"] >= 0),
-        phases=tuple(timed),
+        phases=tuple(phases),
         eta=entry["eta"],
         masked=entry["masked_tokens"],
         lost=sum(group["lost"] is not None for group in entry["groups"]),
@@ -364,8 +364,8 @@ def _is_phase(name: str) -> bool:
 
 
 def _reasons(groups: Sequence[Resolution]) -> tuple[tuple[str, str, int], ...]:
-    counted = Counter((row["kind"], _cause(row["reason"] or "")) for row in groups if row["kind"] != "ready")
-    return tuple((kind, reason, count) for (kind, reason), count in counted.most_common(20))
+    counts = Counter((row["kind"], _cause(row["reason"] or "")) for row in groups if row["kind"] != "ready")
+    return tuple((kind, reason, count) for (kind, reason), count in counts.most_common(20))
 
 
 def _cause(reason: str) -> str:
@@ -389,11 +389,11 @@ def _settings(records: PolicyRecords) -> tuple[tuple[int, str, str, str], ...]:
 
 def _flow(records: PolicyRecords, groups: Sequence[Resolution]) -> Flow:
     """Cumulative counts at up to 300 moments between the first and the last."""
-    granted = sorted(row["time"] for row in records.grants if row["round"] == 0)
-    ready = sorted(row["time"] for row in groups if row["kind"] == "ready")
+    grant_times = sorted(row["time"] for row in records.grants if row["round"] == 0)
+    ready_times = sorted(row["time"] for row in groups if row["kind"] == "ready")
     negative = sorted(row["time"] for row in groups if row["kind"] != "ready")
-    trained = sorted(entry["time"] for entry in records.ledger for _ in entry["groups"])
-    moments = sorted([*granted, *ready, *negative, *trained])
+    training_times = sorted(entry["time"] for entry in records.ledger for _ in entry["groups"])
+    moments = sorted([*grant_times, *ready_times, *negative, *training_times])
     if not moments:
         return Flow((), (), (), (), ())
     times = np.linspace(moments[0], moments[-1], min(300, len(moments)))
@@ -401,7 +401,9 @@ def _flow(records: PolicyRecords, groups: Sequence[Resolution]) -> Flow:
     def counts(at: Sequence[int]) -> tuple[int, ...]:
         return tuple(int(count) for count in np.searchsorted(np.array(at), times, "right"))
 
-    return Flow(tuple(int(t) for t in times), counts(granted), counts(ready), counts(negative), counts(trained))
+    return Flow(
+        tuple(int(t) for t in times), counts(grant_times), counts(ready_times), counts(negative), counts(training_times)
+    )
 
 
 def _workers(records: PolicyRecords) -> tuple[tuple[WorkerStatus, bool], ...]:
@@ -410,12 +412,12 @@ def _workers(records: PolicyRecords) -> tuple[tuple[WorkerStatus, bool], ...]:
     return tuple(sorted(states, key=lambda one: (not one[1], one[0]["role"], one[0]["worker"], one[0]["time"])))
 
 
-def _score(evaluation: Evaluation) -> Scored:
+def _score(evaluation: Evaluation) -> EvaluationScore:
     versions = evaluation["versions"]
-    what = evaluation["model"] if not versions else f"versions {min(versions)} to {max(versions)}"
+    name = evaluation["model"] if not versions else f"versions {min(versions)} to {max(versions)}"
     mean, error = evaluation["mean"], evaluation["standard_error"]
-    return Scored(
-        what if evaluation["version"] is None else f"version {evaluation['version']}",
+    return EvaluationScore(
+        name if evaluation["version"] is None else f"version {evaluation['version']}",
         evaluation["tasks"],
         f"{evaluation['questions']} × {evaluation['samples']}",
         math.nan if mean is None else mean,

@@ -16,10 +16,10 @@ from millrace.infra.log.history.rows import Resolve, Row, as_stored
 from millrace.infra.log.topics import NAME, full_name, partition_of
 from millrace.schemas.records import Event, Trajectory
 
-SEALED = (TRAJECTORIES, EVALUATIONS)
+SAMPLE_KINDS = (TRAJECTORIES, EVALUATIONS)
 
 
-def sought(id: str) -> bytes:
+def id_bytes(id: str) -> bytes:
     """An id as headers and keys hold it. One that no UTF-8 holds, which a shell can give, is that of nothing."""
     return id.encode("utf-8", "surrogatepass")
 
@@ -41,7 +41,7 @@ class PolicyTopics:
         policies = [deployment_of(name)[1] for name in names if name.endswith(f".{WEIGHTS}")]
         return sorted(policy for policy in policies if NAME.fullmatch(policy))
 
-    def whose(self, kind: str, place: Place) -> str | None:
+    def policy_at(self, kind: str, place: Place) -> str | None:
         """The policy in whose topic of a kind, which policies do not share, a place lies; None for any other topic."""
         policy = place.topic.removeprefix(full_name(self.namespace, "")).removesuffix(f".{kind}")
         return policy if full_name(self.namespace, f"{policy}.{kind}") == place.topic else None
@@ -65,11 +65,11 @@ class PolicyTopics:
         """Decoded records."""
         return self._history.rows(kind, partition, own=own, only=only, unreadable=left_out)
 
-    def sealed(self, group: str | None = None) -> Iterator[Row[Trajectory]]:
+    def samples(self, group: str | None = None) -> Iterator[Row[Trajectory]]:
         """Sealed trajectories and evaluations, of a group or all."""
-        for kind in SEALED:
+        for kind in SAMPLE_KINDS:
             partition = (
-                partition_of(sought(group), self.count(kind)) if group is not None and self.count(kind) else None
+                partition_of(id_bytes(group), self.count(kind)) if group is not None and self.count(kind) else None
             )
             yield from (row for row in self.rows(kind, partition) if group in (None, row["group"]))
 
@@ -85,13 +85,13 @@ class PolicyTopics:
         """One raw record decoded, None when it cannot be read."""
         return self._history.row(RAW, record, left_out)
 
-    def others(self, id: str) -> set[str]:
+    def other_policies(self, id: str) -> set[str]:
         """Policies whose events, captured or governed, carry an id in their headers."""
-        wanted, own = sought(id), self.policy.encode()
+        value, policy = id_bytes(id), self.policy.encode()
         return {
             record.headers["policy"].decode("utf-8", "replace")
             for kind in (EVENTS, RAW)
             for record in self._history.records(kind)
-            if record.headers.get("policy", own) != own
-            and wanted in (record.headers.get("id"), record.headers.get("trajectory"), record.headers.get("group"))
+            if record.headers.get("policy", policy) != policy
+            and value in (record.headers.get("id"), record.headers.get("trajectory"), record.headers.get("group"))
         }

@@ -41,7 +41,7 @@ def story_tree(story: Story, *, text: bool = False) -> Tree:
         line = f"granted as ticket {grant['ticket']}{more}: prompt {grant['prompt_id']}, {grant['group_size']} samples"
         _add(tree, f"{line}, from version {grant['min_version']} on, for batch {grant['deadline']} at last", grant)
     attempts: dict[str, Tree] = {}
-    seen: set[str] = set()
+    ids: set[str] = set()
     requests = WholeRequests()
     for passage in story.passages:
         event = passage.row
@@ -49,13 +49,13 @@ def story_tree(story: Story, *, text: bool = False) -> Tree:
         if name not in attempts:
             attempts[name] = tree.add(_attempt(story, name))
         if subject.trajectory in (None, name) or passage.letters:
-            twice = event is not None and event["id"] in seen
+            twice = event is not None and event["id"] in ids
             branch = _passage(attempts[name], passage, story, is_repeat=twice)
             if text and passage.event is not None:
-                for who, words in texts_in(passage.event, requests):
-                    branch.add(Text.assemble((f"{who}: ", "cyan"), words))
+                for speaker, words in texts_in(passage.event, requests):
+                    branch.add(Text.assemble((f"{speaker}: ", "cyan"), words))
         if passage.event is not None:
-            seen.add(passage.event["id"])
+            ids.add(passage.event["id"])
     for sample in story.samples:
         _sample(attempts.get(sample["id"], tree), sample)
     for completion in story.completions:
@@ -64,10 +64,10 @@ def story_tree(story: Story, *, text: bool = False) -> Tree:
         _add(tree, f"dead letter of {letter['stage']}: {letter['reason']} ({letter['detail']})", letter, style="red")
     for resolution in story.resolutions:
         _add(tree, _resolution(resolution), resolution, style="" if resolution["kind"] == "ready" else "yellow")
-    for entry, group in story.trained():
-        lost = f"as lost: {group['lost']}" if group["lost"] else f"with seqs {entry['seq_lo']} to {entry['seq_hi'] - 1}"
+    for entry, group in story.training():
+        loss = f"as lost: {group['lost']}" if group["lost"] else f"with seqs {entry['seq_lo']} to {entry['seq_hi'] - 1}"
         version, ranks = entry["version"], len(entry["ranks"])
-        line = f"version {version} trained from version {version - 1} {lost} on {ranks} rank(s)"
+        line = f"version {version} trained from version {version - 1} {loss} on {ranks} rank(s)"
         _add(tree, line, entry, style="green")
     return tree
 
@@ -87,9 +87,9 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, is_repeat: bool) -> 
     if row is None:
         branch = tree.add(Text(f"bytes that are no event {_at(passage)}"))
     else:
-        wanted = story.subject.event == row["id"]
+        is_subject = story.subject.event == row["id"]
         text = Text(f"{row['step']:>3} " if row["source_seq"] is not None else "  - ", "dim")
-        text.append(event_line(row), "bold reverse" if wanted else "")
+        text.append(event_line(row), "bold reverse" if is_subject else "")
         text.append(f"  {_when(row['event_time'])} {_at(passage)}", "dim")
         branch = tree.add(text)
         if passage.event is not None:
@@ -103,9 +103,9 @@ def _passage(tree: Tree, passage: Passage, story: Story, *, is_repeat: bool) -> 
 
 
 def _sample(tree: Tree, row: Row[Trajectory]) -> None:
-    what = "evaluation" if row["split"] == "evaluation" else "sample"
+    kind = "evaluation" if row["split"] == "evaluation" else "sample"
     reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.3f}"
-    line = f"sealed as {what} {row['sample']}: {reward}, {row['tokens']} trainable of {row['length']} tokens"
+    line = f"sealed as {kind} {row['sample']}: {reward}, {row['tokens']} trainable of {row['length']} tokens"
     if row["tokens"]:
         one = row["v_head"] == row["v_tail"]
         line += f", version {row['v_head']}" if one else f", versions {row['v_head']} to {row['v_tail']}"
@@ -125,8 +125,8 @@ def _completion(row: Row[Completion]) -> str:
 
 def _resolution(row: Row[Resolution]) -> str:
     if row["kind"] == "ready":
-        asked = "" if row["solicited"] else ", unsolicited"
-        return f"resolved as ready: ticket {row['ticket']}, seq {row['seq']}{asked}"
+        note = "" if row["solicited"] else ", unsolicited"
+        return f"resolved as ready: ticket {row['ticket']}, seq {row['seq']}{note}"
     return f"resolved as {row['kind']}: {row['reason'] or 'no reason given'}"
 
 
@@ -197,8 +197,8 @@ def _branch(parent: Tree, branch: TraceAccount) -> None:
 def _turn(parent: Tree, turn: EventAccount) -> None:
     step = f"{turn.step:>3} " if turn.step is not None else "  - "
     node = parent.add(Text.assemble((step, "dim"), turn.line, (f"  {turn.place}", "dim")))
-    for who, said in turn.said:
-        node.add(Text.assemble((f"{who}: ", ROLES.get(who, "cyan")), said))
+    for speaker, text in turn.said:
+        node.add(Text.assemble((f"{speaker}: ", ROLES.get(speaker, "cyan")), text))
     for note in turn.notes:
         node.add(Text(note, "yellow"))
 
@@ -228,9 +228,9 @@ def _lineage(parent: Tree, lineage: TokenRuns, *, tokens: bool, spell: Spell | N
         node.add(text)
         return
     for run in lineage.runs:
-        made = f"version {run.version}" if run.version is not None else "read"
+        origin = f"version {run.version}" if run.version is not None else "read"
         mean = f", mean logprob {run.logprob:.3f}" if run.logprob is not None else ""
-        node.add(Text(f"{run.start}..{run.end - 1}  {made}, {run.weight}{mean}", style_of(run)))
+        node.add(Text(f"{run.start}..{run.end - 1}  {origin}, {run.weight}{mean}", style_of(run)))
 
 
 def style_of(run: TokenRun) -> str:

@@ -59,8 +59,8 @@ class Asking(ABC):
         """The answer's bytes in a format of ClickHouse. params: values of `{name:Type}` in the query; settings: those
         that shape an answer. Raises QueryError, for an unknown table with those that there are."""
         try:
-            written = {name: value_text(value) for name, value in (params or {}).items()}
-            yield from self.pieces(sql, form, written, settings or {})
+            texts = {name: value_text(value) for name, value in (params or {}).items()}
+            yield from self.pieces(sql, form, texts, settings or {})
         except QueryError as error:
             if error.code != UNKNOWN_TABLE:
                 raise brief(error) from None
@@ -93,20 +93,20 @@ class OverHttp(Asking):
     """An endpoint, which looks at each query itself; each has a connection of its own. timeout_s: without a byte; own:
     settings that are sent with every query."""
 
-    def __init__(self, url: str, user: str, password: str, timeout_s: float, own: Mapping[str, str]) -> None:
-        self._url, self._own = url, dict(own)
+    def __init__(self, url: str, user: str, password: str, timeout_s: float, defaults: Mapping[str, str]) -> None:
+        self._url, self._defaults = url, dict(defaults)
         self._headers = {"X-ClickHouse-User": user.encode(), "X-ClickHouse-Key": password.encode()}
         self._timeout_s = timeout_s
 
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
-        return self._answer(sql, form, params, {**self._own, **settings})
+        return self._answer(sql, form, params, {**self._defaults, **settings})
 
     def _answer(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
-        asked = {**settings, "default_format": form, "wait_end_of_query": "1"}
-        asked |= {f"param_{name}": value for name, value in params.items()}
+        query = {**settings, "default_format": form, "wait_end_of_query": "1"}
+        query |= {f"param_{name}": value for name, value in params.items()}
         try:
             with closing(self._connect()) as connection:
-                connection.request("POST", f"/?{urlencode(asked, quote_via=quote)}", sql.encode(), self._headers)
+                connection.request("POST", f"/?{urlencode(query, quote_via=quote)}", sql.encode(), self._headers)
                 answer = connection.getresponse()
                 if answer.status != 200 or "x-clickhouse-exception-code" in answer.headers:
                     raise of_engine(answer.read().decode(errors="replace"))
@@ -147,14 +147,14 @@ class OfServer(OverHttp):
         from millrace.consumers.warehouse.endpoint.guard import Functions, Guard
 
         self._guard = self._guard or Guard(Functions.of(self))
-        admitted = self._guard.admit(self, sql, params)
-        yield from super().pieces(admitted.sql, admitted.form or form, params, settings)
+        statement = self._guard.admit(self, sql, params)
+        yield from super().pieces(statement.sql, statement.form or form, params, settings)
 
     def text(self, sql: str, params: dict[str, str] | None = None) -> str:
         """What the guard asks, without the limits of a query."""
         return b"".join(self._answer(sql, "TSVRaw", params or {}, LOOKS)).decode()
 
-    def classified(self, sql: str) -> None:
+    def classify(self, sql: str) -> None:
         """A server does not say; `readonly` has it refuse what changes anything."""
 
 
@@ -173,7 +173,7 @@ class InDirectory(Asking):
     def pieces(self, sql: str, form: str, params: Mapping[str, str], settings: Mapping[str, str]) -> Iterator[bytes]:
         from millrace.consumers.warehouse.endpoint.query import Query
 
-        return self._reader.ask(Query(sql, params, settings, form=form, whole=True)).pieces()
+        return self._reader.ask(Query(sql, params, settings, form=form, is_whole=True)).pieces()
 
     def close(self) -> None:
         self._held.close()
@@ -181,8 +181,8 @@ class InDirectory(Asking):
 
 def leave() -> None:
     """End this process, which is a command: the engine works on in it, and hears no ^C."""
-    said = "error: the query is past [warehouse] query_seconds, and the engine has not ended it"
-    Terminal(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+    message = "error: the query is past [warehouse] query_seconds, and the engine has not ended it"
+    Terminal(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
     os._exit(1)
 
 
@@ -190,25 +190,25 @@ def open_asking(settings: Settings, overdue: Callable[[], None] | None = None) -
     """Who answers for this deployment now. overdue: ends this process, where it has opened the directory and the engine
     does not end a query; a command gives `leave`, and without it such a query hangs. Raises WarehouseError where nobody
     can answer."""
-    asked, home = settings.warehouse, settings.warehouse_home
-    patience = asked.query_seconds + 30
-    url = asked.read_url.get_secret_value() or asked.url.get_secret_value()
+    warehouse, home = settings.warehouse, settings.warehouse_home
+    patience = warehouse.query_seconds + 30
+    url = warehouse.read_url.get_secret_value() or warehouse.url.get_secret_value()
     if not url and (process := holder(home)) and process[1]:
         return OverHttp(process[1], USER, warehouse_key(settings), patience, {})
     from millrace.consumers.warehouse.endpoint.query import QueryLimits
 
-    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
+    limits = QueryLimits(warehouse.query_seconds, warehouse.query_memory_mb << 20, warehouse.query_rows)
     if url:
         parts = urlsplit(url)
         address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
-        own = {**limits.settings(), **LOOKS}
+        defaults = {**limits.settings(), **LOOKS}
         user, password = unquote(parts.username or "default"), unquote(parts.password or "")
-        return OfServer(address, user, password, patience, own)
+        return OfServer(address, user, password, patience, defaults)
     if not (home / "data").is_dir():
         raise WarehouseError(f"there is no warehouse in {home} yet: `millrace up` fills one from the log")
     from millrace.consumers.warehouse.store.directory import TableDirectory
 
-    return InDirectory(TableDirectory(home, memory_mb=asked.memory_mb), limits, overdue)
+    return InDirectory(TableDirectory(home, memory_mb=warehouse.memory_mb), limits, overdue)
 
 
 def value_text(value: Value) -> str:
@@ -216,7 +216,7 @@ def value_text(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return _escaped(value)
+        return _escape(value)
     if isinstance(value, Sequence):
         return "[" + ",".join(_inner(one) for one in value) + "]"
     return repr(value)
@@ -224,10 +224,10 @@ def value_text(value: Value) -> str:
 
 def _inner(value: Any) -> str:
     """An element of an array: text in quotes."""
-    return "'" + _escaped(value).replace("'", "\\'") + "'" if isinstance(value, str) else value_text(value)
+    return "'" + _escape(value).replace("'", "\\'") + "'" if isinstance(value, str) else value_text(value)
 
 
-def _escaped(text: str) -> str:
-    for plain, written in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
-        text = text.replace(plain, written)
+def _escape(text: str) -> str:
+    for character, escape in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"), ("\0", "\\0")):
+        text = text.replace(character, escape)
     return text

@@ -23,34 +23,34 @@ def open_store(settings: Settings, answers_at: str = "") -> Store:
     url = settings.warehouse.url.get_secret_value()
     if not url:
         return TableDirectory(settings.warehouse_home, memory_mb=settings.warehouse.memory_mb, url=answers_at)
-    with ExitStack() as held:
-        server = held.enter_context(Server(url))
+    with ExitStack() as resources:
+        server = resources.enter_context(Server(url))
         claim(server, settings.namespace)
-        held.pop_all()
+        resources.pop_all()
     return server
 
 
 def open_for_rows(settings: Settings, answers_at: str = "") -> Store:
     """As `open_store`, with every table and view as this release wants it, for who brings rows in. Raises
     WarehouseError for tables of a newer release."""
-    with ExitStack() as held:
-        store = held.enter_context(open_store(settings, answers_at))
+    with ExitStack() as resources:
+        store = resources.enter_context(open_store(settings, answers_at))
         migrate(store)
         views.install(store)
         keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
-        held.pop_all()
+        resources.pop_all()
     return store
 
 
-def take_server(settings: Settings, others: Collection[str]) -> dict[str, int]:
+def take_server(settings: Settings, rivals: Collection[str]) -> dict[str, int]:
     """Make the tables of `[warehouse] url` this namespace's alone; gives the records that went, by namespace. Raises
-    WarehouseError where there is no server, or where its tables hold rows of a namespace that is not among `others`."""
+    WarehouseError where there is no server, or where its tables hold rows of a namespace that is not among `rivals`."""
     if not (url := settings.warehouse.url.get_secret_value()):
         raise WarehouseError(
             "[warehouse] url is empty, and tables in a directory are one deployment's: nothing to take"
         )
     with Server(url) as server:
-        return take(server, settings.namespace, others)
+        return take(server, settings.namespace, rivals)
 
 
 def make_tables(store: Store) -> None:

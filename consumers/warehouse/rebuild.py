@@ -13,7 +13,7 @@ import socket
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.ingest.shares import group_of
 from millrace.consumers.warehouse.ingest.table_choice import Behind, kind_of
-from millrace.consumers.warehouse.ingest.topic_identity import COMPACTED, tips, topic_was_recreated
+from millrace.consumers.warehouse.ingest.topic_identity import COMPACT_TOPIC, recreation_reason, tips
 from millrace.consumers.warehouse.open_store import open_store
 from millrace.consumers.warehouse.store.base import Store
 from millrace.consumers.warehouse.store.drop import drop, of, record_tables, there
@@ -26,11 +26,11 @@ from millrace.infra.connect import claims, history
 from millrace.infra.errors import TopicError, WarehouseError
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus
-from millrace.infra.log.history.gaps import begins_at, nowhere
+from millrace.infra.log.history.gaps import begins_at, gap_line
 from millrace.infra.log.topics import logical_name
 from millrace.schemas.ids import new_id
 
-NOTHING = 1 << 63
+BEYOND_END = 1 << 63
 """where a partition begins of which nothing is left"""
 TRIES = 5
 """how often tables are emptied that others fill meanwhile"""
@@ -54,9 +54,9 @@ def rebuild_from(
     store.prepare()
     namespace = settings.namespace
     before = counts(store, namespace)
-    if not forget and (lost := irrecoverable(bus, store, namespace)):
+    if not forget and (losses := irrecoverable(bus, store, namespace)):
         raise WarehouseError(
-            f"rows cannot be made again: {'; '.join(lost)}. `millrace warehouse rebuild --forget` makes the tables of"
+            f"rows cannot be made again: {'; '.join(losses)}. `millrace warehouse rebuild --forget` makes the tables of"
             " what is left"
         )
     readable(bus, namespace)
@@ -70,7 +70,7 @@ def make_empty(bus: Bus, store: Store, settings: Settings) -> None:
     """Every table as this release wants it, without a row of the namespace. On a server no process brings rows in from
     then on that has asked before how far the tables were: it would go on behind a hole. Raises WarehouseError where
     others begin again and again."""
-    if store.shared:
+    if store.is_shared:
         for statement in own_tables():
             store.run(statement)
         shut_out(bus, store, settings.namespace)
@@ -78,7 +78,7 @@ def make_empty(bus: Bus, store: Store, settings: Settings) -> None:
         drop(store, settings.namespace)
         migrate(store)
         keep(store, settings.warehouse.keep_days, settings.topics.short_hours)
-        if not store.shared:
+        if not store.is_shared:
             return
         shut_out(bus, store, settings.namespace)  # who began since, too
         if not any(rows_of(store, name, settings.namespace) for name in there(store)):
@@ -91,11 +91,11 @@ def make_empty(bus: Bus, store: Store, settings: Settings) -> None:
 def shut_out(bus: Bus, store: Store, namespace: str) -> None:
     """Have no insert come in of a process that holds a partition of the namespace, also one that sleeps and has left
     the group."""
-    held: set[Where] = set(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.fences WHERE {of(namespace)}"))
+    partitions: set[Where] = set(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.fences WHERE {of(namespace)}"))
     for topic in bus.topics(f"{namespace}."):
         if kind_of(logical_name(topic)) is not None:
-            held |= {(topic, part) for part in range(bus.partitions(topic))}
-    take_over(store, f"rebuild-{socket.gethostname()}-{os.getpid()}-{new_id()}", held)
+            partitions |= {(topic, part) for part in range(bus.partitions(topic))}
+    take_over(store, f"rebuild-{socket.gethostname()}-{os.getpid()}-{new_id()}", partitions)
 
 
 def readable(bus: Bus, namespace: str) -> None:
@@ -108,7 +108,7 @@ def readable(bus: Bus, namespace: str) -> None:
 
 def alone(bus: Bus, store: Store, namespace: str) -> None:
     """Raises WarehouseError while warehouse processes of the namespace bring rows into a server."""
-    members = bus.group(group_of(namespace)).members if store.shared else ()
+    members = bus.group(group_of(namespace)).members if store.is_shared else ()
     if members:
         names = ", ".join(sorted(f"{member.client_id} ({member.host})" for member in members))
         raise WarehouseError(f"warehouse processes bring rows into {store.where}: {names}; end them, then rebuild")
@@ -126,30 +126,30 @@ def rows_of(store: Store, table: str, namespace: str) -> int:
 
 def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
     """What a rebuild would lose, in words: rows whose records the log has forgotten, or whose topic was made anew."""
-    found, ends = list[str](), dict[Where, int]()
+    losses, ends = list[str](), dict[Where, int]()
     for name in record_tables(store):
         spans = store.rows(
             f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {of(namespace)} GROUP BY ALL ORDER BY ALL"
         )
         for topic, part, first, last in spans:
-            if logical_name(topic) == COMPACTED:
+            if logical_name(topic) == COMPACT_TOPIC:
                 continue
             start = _start(bus, topic, part)
             if first < start:
-                left = begins_at(start) if start < NOTHING else "nothing of it is left"
-                found.append(nowhere(topic, part, first, min(last, start - 1), left))
-            if start < NOTHING:
+                rest = begins_at(start) if start < BEYOND_END else "nothing of it is left"
+                losses.append(gap_line(topic, part, first, min(last, start - 1), rest))
+            if start < BEYOND_END:
                 ends[topic, part] = max(last + 1, ends.get((topic, part), 0))
-    known = tips(store, namespace) if ends else {}
+    last_tips = tips(store, namespace) if ends else {}
     for where, end in ends.items():
-        if why := topic_was_recreated(bus, where, end, known.get(where)):
-            found.append(f"{where[0]}[{where[1]}] {why}: the topic was made anew, and the former one is nowhere")
-    return found
+        if why := recreation_reason(bus, where, end, last_tips.get(where)):
+            losses.append(f"{where[0]}[{where[1]}] {why}: the topic was made anew, and the former one is nowhere")
+    return losses
 
 
 def _start(bus: Bus, topic: str, part: int) -> int:
     """The first offset that the log has of a partition; beyond everything where it has none."""
     try:
-        return bus.starts(topic).get(part, NOTHING)
+        return bus.starts(topic).get(part, BEYOND_END)
     except TopicError:
-        return NOTHING
+        return BEYOND_END

@@ -43,13 +43,13 @@ def run(settings: Settings) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
     url = f"http://{LOCALHOST}:{settings.warehouse.port}"
-    both = ArchivedBus(connect(settings), Archive(settings.archived))
-    with open_store_at(settings, url) as store, both as bus, ExitStack() as closing:
-        name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.shared else "")
+    archived_bus = ArchivedBus(connect(settings), Archive(settings.archive_root))
+    with open_store_at(settings, url) as store, archived_bus as bus, ExitStack() as closing:
+        name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.is_shared else "")
         ending = threading.Event()
         if isinstance(store, TableDirectory):
             closing.callback(open_endpoint(store.handle, settings, partial(begin_anew, ending)).close)
-        shares: Shares = GroupShares(bus, settings.namespace, name) if store.shared else AllPartitions()
+        shares: Shares = GroupShares(bus, settings.namespace, name) if store.is_shared else AllPartitions()
         ingest = Ingest(bus, store, settings.namespace, claims(settings).behind, shares)
         beat = Heartbeat(
             bus,
@@ -63,21 +63,21 @@ def run(settings: Settings) -> None:
         for close in (beat.close, shares.close, ending.set):
             closing.callback(close)
         beat.start()
-        attended(ingest.follow)
+        attend(ingest.follow)
 
 
 def open_store_at(settings: Settings, url: str) -> Store:
     """The store, once whoever only looks into its directory has ended. Raises WarehouseHeld for another warehouse."""
-    told = False
+    is_told = False
     while True:
         try:
             return open_for_rows(settings, url)
         except WarehouseHeld as held:
             if held.url:
                 raise
-            if not told:
+            if not is_told:
                 log.info("%s", held)
-            told = True
+            is_told = True
             time.sleep(AGAIN_S)
 
 
@@ -95,19 +95,19 @@ def begin_anew(ending: threading.Event) -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def attended(follow: Callable[[threading.Event], None]) -> None:
+def attend(follow: Callable[[threading.Event], None]) -> None:
     """Run `follow` in a thread of its own, so that a signal is noticed at once and the block under way is ended well.
     Raises what it raises, or what a signal raises here, once it has returned."""
-    over, ended = threading.Event(), threading.Event()
-    failed: list[BaseException] = []
+    over, end = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
             follow(over)
         except BaseException as error:  # raised again by who waits: none may end this thread, and not the process
-            failed.append(error)
+            errors.append(error)
         finally:
-            ended.set()
+            end.set()
 
     thread = threading.Thread(target=work, name="ingest")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -115,10 +115,10 @@ def attended(follow: Callable[[threading.Event], None]) -> None:
         thread.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # Not `thread.join`: of a signal that raises within it Python makes a thread that has ended, however alive.
-        while not ended.wait(0.5):
+        while not end.wait(0.5):
             pass
     finally:
         over.set()
         thread.join()
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]

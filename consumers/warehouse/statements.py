@@ -18,14 +18,14 @@ def split(text: str) -> tuple[list[str], str]:
     """The statements that a semicolon ends, and what comes after the last one; empty ones and those of comments alone
     are left out. A semicolon in a string, a quoted name or a comment ends nothing."""
     out: list[str] = []
-    now, said = "", False
-    for found in _PART.finditer(text):
-        kind = found.lastgroup
+    now, has_text = "", False
+    for match in _PART.finditer(text):
+        kind = match.lastgroup
         if kind == "end":
-            if said:
+            if has_text:
                 out.append(now.strip())
-            now, said = "", False
+            now, has_text = "", False
             continue
-        now += found[0]
-        said = said or (kind != "quiet" and bool(found[0].strip()))
-    return out, now.strip() if said else ""
+        now += match[0]
+        has_text = has_text or (kind != "quiet" and bool(match[0].strip()))
+    return out, now.strip() if has_text else ""

@@ -20,7 +20,7 @@ from millrace.dialects.errors import ApiError
 from millrace.dialects.stored_responses import Recalled, nobody
 from millrace.dialects.translation.base import ReplyFacts, Translator, parts_of
 from millrace.dialects.translation.reply import TranslatedCall
-from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, succeeded
+from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.schemas import bounds
@@ -49,7 +49,7 @@ class Interpreter(TextServer):
         for an answer that is none of its API."""
         ask, sent = await aside(len(body), self._request, body)
         answer = await self._server.ask(*self._place(sent, headers))
-        if not succeeded(answer.status):
+        if not is_success(answer.status):
             return self.refusal(answer)
         body = await aside(len(answer.body), self._whole, ask, answer.body)
         return UpstreamReply(answer.status, answer.headers, body)
@@ -121,7 +121,7 @@ class InterpretedReply(StreamedReply):
         self._facts = ReplyFacts()
 
     @property
-    def counted(self) -> tuple[int, int, int] | None:
+    def usage_so_far(self) -> tuple[int, int, int] | None:
         """As the upstream counted, whatever its client wants to be told of it."""
         return self._facts.usage if any(self._facts.usage) else None
 
@@ -155,9 +155,9 @@ class InterpretedReply(StreamedReply):
         call.end()
         yield _told([*left, *writer.end()])
 
-    async def whole(self) -> UpstreamReply:
+    async def read_all(self) -> UpstreamReply:
         """A refusal in the client's words."""
-        return self._interpreter.refusal(await self._answer.whole())
+        return self._interpreter.refusal(await self._answer.read_all())
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -21,7 +21,7 @@ from millrace.formats.exports.select import Selection, VersionRange
 from millrace.formats.sample import ExportedSample
 from millrace.infra.errors import ClaimError, StorageError
 from millrace.infra.log.base import Place, Record
-from millrace.infra.log.history.gaps import lost
+from millrace.infra.log.history.gaps import missing_parts
 from millrace.infra.log.history.kinds import EVALUATIONS, EVENTS, LEDGER, TRAJECTORIES, Kind
 from millrace.infra.log.history.reader import History, Stretch
 from millrace.infra.log.history.rows import Row
@@ -83,7 +83,7 @@ class Gatherer:
         self._trained = TrainingVersions(history.names[TRAJECTORIES], entries)
         kinds = [*([TRAJECTORIES] if selection.train else []), *([EVALUATIONS] if selection.evaluation else [])]
         self._ends = {kind: history.ends(kind) for kind in kinds}
-        self.gone = lost(history, *kinds)
+        self.gone = missing_parts(history, *kinds)
         """ranges of the selected topics that nobody has any more"""
         self._starts = {kind: history.starts(kind) for kind in kinds}
         self._total = sum(

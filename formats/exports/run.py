@@ -78,15 +78,15 @@ def export(
     allowed: TenantRules,
     watch: Watch = lambda done, total: None,
     *,
-    what_is_left: bool = False,
+    accept_gaps: bool = False,
 ) -> ExportSummary:
     """Export trajectories of the configured policy. allowed: what tenants' rules say today. Raises ExportError for a
-    layout that is none, a place that is taken, or trajectories that nobody has any more, unless `what_is_left`;
+    layout that is none, a place that is taken, or trajectories that nobody has any more, unless `accept_gaps`;
     BusError when the log cannot be read."""
     with history(settings) as bus:
         source = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
         return export_from(
-            source, layout, out, selection, settings.policy.tenant, allowed, watch, what_is_left=what_is_left
+            source, layout, out, selection, settings.policy.tenant, allowed, watch, accept_gaps=accept_gaps
         )
 
 
@@ -99,7 +99,7 @@ def export_from(
     allowed: TenantRules = anyone,
     watch: Watch = lambda done, total: None,
     *,
-    what_is_left: bool = False,
+    accept_gaps: bool = False,
 ) -> ExportSummary:
     """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
     target = _layout(layout)
@@ -107,10 +107,10 @@ def export_from(
         raise ExportError(f"{out} is there already: remove it, or choose another name")
     if not out.parent.is_dir():
         raise ExportError(f"there is no folder {out.parent}: make it, or choose another name")
-    with durable.drafted(out) as draft:
+    with durable.drafting(out) as draft:
         with _Refusals(out) as refusals:
             run = _Run(history, target, selection, refusals)
-            run.write(draft, owner, allowed, watch, what_is_left=what_is_left)
+            run.write(draft, owner, allowed, watch, accept_gaps=accept_gaps)
         summary = run.summary(out, digest(draft))
         durable.write(_beside(out, "manifest.json"), orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
     return summary
@@ -129,11 +129,11 @@ class _Run:
         self._tokenizers: set[str] = set()
         self._gone: list[str] = []
 
-    def write(self, draft: Path, owner: str, allowed: TenantRules, watch: Watch, *, what_is_left: bool) -> None:
-        """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `what_is_left`."""
+    def write(self, draft: Path, owner: str, allowed: TenantRules, watch: Watch, *, accept_gaps: bool) -> None:
+        """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `accept_gaps`."""
         gatherer = Gatherer(self._history, self._selection, owner, allowed, self._tally, self._refusals)
         self._gone = gatherer.gone
-        if self._gone and not what_is_left:
+        if self._gone and not accept_gaps:
             raise ExportError(f"{'; '.join(self._gone)}. --what-is-left exports that")
         target = sink(self._layout.form, self._layout.schema, draft)
         try:
@@ -199,7 +199,7 @@ class _Refusals:
 
     def __call__(self, refusal: ExportRefusal) -> None:
         if self._lines is None:
-            self._lines = JsonLinesSink(self._held.enter_context(durable.drafted(self._path)))
+            self._lines = JsonLinesSink(self._held.enter_context(durable.drafting(self._path)))
             self._held.callback(self._lines.close)
         self._lines.write({**refusal._asdict(), "place": refusal.place._asdict()})
         some = self.examples.setdefault(refusal.reason, [])

@@ -274,7 +274,7 @@ def _commit(transactor: Transactor, waiting: Iterable[Outgoing], claims: ClaimSt
     fitting = [_fitting(out, claims) for out in waiting]  # a storage takes its time, and a transaction has little
     transactor.begin()
     for out in fitting:
-        transactor.send(out, placed=False)
+        transactor.send(out, wants_place=False)
         faults.point("import.sent")
     faults.point("import.written")
     transactor.commit({}, None)

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from millrace.infra.config.settings import PREFIX, Settings
 from millrace.infra.errors import ConfigError
 
-RESERVED = ("CONFIG", "DEPLOYMENT", "PROCESS", "ROLE", "SETTINGS")
+RESERVED_NAMES = ("CONFIG", "DEPLOYMENT", "PROCESS", "ROLE", "SETTINGS")
 """Variables that begin like settings and are none: where the file is, which deployment and role a process belongs to,
 which of several processes of a gateway it is, and the digest of the settings it was started with."""
 
@@ -21,9 +21,9 @@ def explain(problem: ErrorDetails) -> str:
     """One line for one of pydantic's findings."""
     where = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        return f"{_dotted(where)} is no setting{nearest(where[-1], _model_at(where[:-1]).model_fields)}"
-    said = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{_dotted(where)}: {said[0].lower()}{said[1:]}" if where else said
+        return f"{_key_of(where)} is no setting{nearest(where[-1], _model_at(where[:-1]).model_fields)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{_key_of(where)}: {message[0].lower()}{message[1:]}" if where else message
 
 
 def check_names(environment: Mapping[str, str]) -> None:
@@ -31,21 +31,21 @@ def check_names(environment: Mapping[str, str]) -> None:
     for name in environment:
         if not name.upper().startswith(PREFIX):
             continue
-        first, nested, _ = name[len(PREFIX) :].lower().partition("__")
-        known = Settings.model_fields
-        typo = nested or difflib.get_close_matches(first, known, 1, 0.8)
-        if first not in known and first.upper() not in RESERVED and typo:
-            raise ConfigError(f"environment variable {name} is no setting{nearest(first, known)}")
+        first, rest, _ = name[len(PREFIX) :].lower().partition("__")
+        fields = Settings.model_fields
+        typo = rest or difflib.get_close_matches(first, fields, 1, 0.8)
+        if first not in fields and first.upper() not in RESERVED_NAMES and typo:
+            raise ConfigError(f"environment variable {name} is no setting{nearest(first, fields)}")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """`; did you mean X?` for a word close to a known one, else the known ones."""
-    options = sorted(known)
+    options = sorted(words)
     close = difflib.get_close_matches(word, options, 1, 0.5)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(options)}"
 
 
-def _dotted(where: list[str]) -> str:
+def _key_of(where: list[str]) -> str:
     return f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
 
 

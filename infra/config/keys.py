@@ -13,7 +13,7 @@ SESSION_KEY = "mr-"
 """how the keys of sessions begin"""
 SHORTEST = 16
 """characters of a key or secret that is used beyond this machine"""
-PUBLISHED = frozenset({"a long random word", "another long random word"})
+EXAMPLE_KEYS = frozenset({"a long random word", "another long random word"})
 
 
 def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
@@ -28,7 +28,7 @@ def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
         names[key] = name
         if key.startswith(SESSION_KEY):
             return f"[gateway.keys.{name}] key begins with {SESSION_KEY}, as only keys of sessions do: choose another"
-        if not local and (len(key) < SHORTEST or key in PUBLISHED):
+        if not local and (len(key) < SHORTEST or key in EXAMPLE_KEYS):
             return (
                 f"[gateway.keys.{name}] key can be guessed (under {SHORTEST} characters, or printed in Millrace's "
                 "pages), and the gateway is reachable from other machines: `openssl rand -hex 24` makes a good one"
@@ -41,18 +41,18 @@ def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
 def with_workers(data: Mapping[str, object]) -> dict[str, object]:
     """The raw settings with the workers' tenant filled in, and rules for it: those of `local` where it has none. Beside
     keys, workers whose key nobody named are that tenant too."""
-    chosen = _table(data.get("rollout")).get("key")
+    name = _table(data.get("rollout")).get("key")
     gateway = _table(data.get("gateway"))
     keys = _table(gateway.get("keys"))
-    key = _table(keys.get(chosen)) if isinstance(chosen, str) else {}
-    if not keys or (chosen and (not key or "tenant" in key)):
+    key = _table(keys.get(name)) if isinstance(name, str) else {}
+    if not keys or (name and (not key or "tenant" in key)):
         return dict(data)
     governance = _table(data.get("governance"))
     tenants = _table(governance.get("tenants", {"local": {}}))
     tenants.setdefault(WORKERS, tenants.get("local", {}))
     return {
         **data,
-        "gateway": {**gateway, "keys": {**keys, chosen: {**key, "tenant": WORKERS}}} if key else gateway,
+        "gateway": {**gateway, "keys": {**keys, name: {**key, "tenant": WORKERS}}} if key else gateway,
         "governance": {**governance, "tenants": tenants},
     }
 

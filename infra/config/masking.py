@@ -14,15 +14,15 @@ _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^/?#@\s:]*)(:(
 _SECRET = r"(?:[\w.-]*[_.-])?(?:api)?(?:key|token|secret|password|passwd|credentials?|auth)"
 _QUERY = re.compile(rf"(?P<name>[?&;]{_SECRET}=)[^&;#\s]*", re.IGNORECASE)
 _FLAG = re.compile(rf"(?P<name>-{{1,2}}{_SECRET})(?P<value>=.*)?", re.IGNORECASE | re.DOTALL)
-_NAMED = re.compile(_SECRET, re.IGNORECASE)
-_QUOTED = re.compile(rf'(?P<name>"{_SECRET}"\s*:\s*)"(?:[^"\\]|\\.)*"', re.IGNORECASE)
+_NAME = re.compile(_SECRET, re.IGNORECASE)
+_JSON_FIELD = re.compile(rf'(?P<name>"{_SECRET}"\s*:\s*)"(?:[^"\\]|\\.)*"', re.IGNORECASE)
 
 
 def in_text(text: str) -> str:
     """A value without the passwords of URLs and of JSON in it."""
     text = _USERINFO.sub(_userinfo, text)
     text = _QUERY.sub(rf"\g<name>{STARS}", text)
-    return _QUOTED.sub(rf'\g<name>"{STARS}"', text)
+    return _JSON_FIELD.sub(rf'\g<name>"{STARS}"', text)
 
 
 def in_values(value: object, name: str = "") -> Any:
@@ -33,24 +33,24 @@ def in_values(value: object, name: str = "") -> Any:
         return [in_values(inner, name) for inner in value]
     if not isinstance(value, str):
         return value
-    return STARS if value and _NAMED.fullmatch(name) else in_text(value)
+    return STARS if value and _NAME.fullmatch(name) else in_text(value)
 
 
 def in_arguments(arguments: Sequence[str]) -> list[str]:
     """Arguments of a command, without the values of those that name secrets, as `--api-key K` and `--api-key=K`."""
     out: list[str] = []
-    hidden = False
+    is_secret = False
     for argument in arguments:
-        if hidden and not argument.startswith("--"):
+        if is_secret and not argument.startswith("--"):
             out.append(STARS)
             continue
-        found = _FLAG.fullmatch(argument)
-        hidden = found is not None and found["value"] is None
-        out.append(f"{found['name']}={STARS}" if found and found["value"] is not None else in_text(argument))
+        match = _FLAG.fullmatch(argument)
+        is_secret = match is not None and match["value"] is None
+        out.append(f"{match['name']}={STARS}" if match and match["value"] is not None else in_text(argument))
     return out
 
 
-def _userinfo(found: re.Match[str]) -> str:
+def _userinfo(match: re.Match[str]) -> str:
     # A name without a password is as often a token as a name.
-    user = found["user"] if found["password"] is not None else STARS
-    return f"{found['scheme']}{user}{'' if found['password'] is None else ':' + STARS}@"
+    user = match["user"] if match["password"] is not None else STARS
+    return f"{match['scheme']}{user}{'' if match['password'] is None else ':' + STARS}@"

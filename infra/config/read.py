@@ -25,8 +25,8 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None) ->
     file.
 
     Raises ConfigError with one line for each thing that is wrong."""
-    named = file or (Path(os.environ[f"{PREFIX}CONFIG"]) if os.environ.get(f"{PREFIX}CONFIG") else None)
-    path = named or Path(FILE)
+    choice = file or (Path(os.environ[f"{PREFIX}CONFIG"]) if os.environ.get(f"{PREFIX}CONFIG") else None)
+    path = choice or Path(FILE)
     data: dict[str, Any] = {}
     if _is_there(path):
         try:
@@ -35,13 +35,13 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None) ->
             raise ConfigError(f"{path} is not TOML: {error}{_twice(path)}") from None
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    elif named:
+    elif choice:
         raise ConfigError(f"there is no {path}: `millrace init` writes one")
     check_names(os.environ)
     environment, texts = _environment(os.environ)
-    data = merge(_anchored(data, path.absolute().parent), environment)
+    data = merge(_anchor(data, path.absolute().parent), environment)
     for key, value in (flags or {}).items():
-        data = merge(data, _nested(key.split("."), value))
+        data = merge(data, _table_of(key.split("."), value))
     try:
         return Settings(**data)
     except ValidationError as error:
@@ -64,10 +64,10 @@ def _twice(path: Path) -> str:
         if heading.startswith("[") and heading.endswith("]") and not heading.startswith("[["):
             lines.setdefault(heading, []).append(number)
     return "".join(
-        f"\n{heading} stands in lines {' and '.join(map(str, found))}: keep the first, and move what is under the "
+        f"\n{heading} stands in lines {' and '.join(map(str, numbers))}: keep the first, and move what is under the "
         "others to it"
-        for heading, found in lines.items()
-        if len(found) > 1
+        for heading, numbers in lines.items()
+        if len(numbers) > 1
     )
 
 
@@ -80,7 +80,7 @@ def _environment(variables: Mapping[str, str]) -> tuple[dict[str, object], dict[
         keys = name.lower().removeprefix(PREFIX.lower()).split("__")
         if name.upper().startswith(PREFIX) and keys[0] in Settings.model_fields:
             try:
-                value = _nested(keys, variables[name])
+                value = _table_of(keys, variables[name])
             except ConfigError:
                 value = {keys[-1]: variables[name]}
                 for key in reversed(keys[:-1]):
@@ -102,12 +102,12 @@ def merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, An
     """Tables are merged, everything else of `high` replaces that of `low`."""
     out = dict(low)
     for key, value in high.items():
-        mine = out.get(key)
-        out[key] = merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+        lower = out.get(key)
+        out[key] = merge(lower, value) if isinstance(lower, Mapping) and isinstance(value, Mapping) else value
     return out
 
 
-def _nested(keys: list[str], value: object) -> dict[str, object]:
+def _table_of(keys: list[str], value: object) -> dict[str, object]:
     """A flag as a table. Text that begins like a JSON table or list is one, as in the environment."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
@@ -119,7 +119,7 @@ def _nested(keys: list[str], value: object) -> dict[str, object]:
     return {keys[0]: value}
 
 
-def _anchored(data: dict[str, object], folder: Path) -> dict[str, object]:
+def _anchor(data: dict[str, object], folder: Path) -> dict[str, object]:
     """Relative paths in the file begin where the file lies, so that every command finds the same places."""
     out = merge({"home": ".millrace"}, data)
     kafka = out.get("kafka")

@@ -14,14 +14,14 @@ from millrace.infra.engines.kinds import KindName
 from millrace.schemas.json_values import Json
 
 
-def _hermes(given: object) -> Json:
+def _hermes(form: object) -> Json:
     """Raises ValueError for any other form, with the way that remains."""
-    if given != "hermes":
+    if form != "hermes":
         raise ValueError(
-            f"only hermes is supported, not {given!r}: leave it out: the form of calls (llama, mistral, pythonic, "
+            f"only hermes is supported, not {form!r}: leave it out: the form of calls (llama, mistral, pythonic, "
             "...) is found from the model's chat template or its [gateway] renderer"
         )
-    return given
+    return form
 
 
 class GatewayKey(Section):

@@ -16,7 +16,7 @@ from millrace.infra.config.keys import faults, with_workers
 from millrace.infra.config.masking import in_arguments, in_text
 from millrace.infra.config.serving import Engine, Gateway, Otlp, Warehouse
 from millrace.infra.config.training import Learner
-from millrace.infra.config.upstreams import GatewayPrices, misrouted
+from millrace.infra.config.upstreams import GatewayPrices, route_fault
 from millrace.infra.config.wire import Archive, Kafka, Telemetry, Topics
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.log.topics import TopicSizes
@@ -59,8 +59,8 @@ class Settings(BaseModel):
     @property
     def rollout_key(self) -> str:
         """The one of `[gateway.keys]` that `[rollout] key` names; empty where it names none: see `workers_key`."""
-        chosen = self.gateway.keys.get(self.rollout.key)
-        return chosen.key.get_secret_value() if chosen else ""
+        entry = self.gateway.keys.get(self.rollout.key)
+        return entry.key.get_secret_value() if entry else ""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,13 +102,11 @@ class Settings(BaseModel):
             raise ValueError("[gateway.policies] have engines, and [gateway] upstream_url stands in place of engines")
         if self.gateway.processes > 1 and not self.gateway.port:
             raise ValueError("[gateway] processes share one port: say which with [gateway] port")
-        if wrong := misrouted(self.gateway.upstreams, self.gateway.routes):
+        if wrong := route_fault(self.gateway.upstreams, self.gateway.routes):
             raise ValueError(wrong)
         if self.adapters and not KINDS[self.engine.kind].serves_adapters:
-            others = " or ".join(name for name, kind in KINDS.items() if kind.serves_adapters)
-            raise ValueError(
-                f'[learner] lora: publish = "adapter" needs [engine] kind {others}, not {self.engine.kind}'
-            )
+            kinds = " or ".join(name for name, kind in KINDS.items() if kind.serves_adapters)
+            raise ValueError(f'[learner] lora: publish = "adapter" needs [engine] kind {kinds}, not {self.engine.kind}')
         if self.rollout.key and self.rollout.key not in self.gateway.keys:
             raise ValueError(f"[rollout] key {self.rollout.key!r} is none of [gateway.keys]: name one of them")
         for name, key in self.gateway.keys.items():
@@ -176,7 +174,7 @@ class Settings(BaseModel):
         return f"{self.objects.rstrip('/')}/{self.namespace}/claims"
 
     @property
-    def archived(self) -> str:
+    def archive_root(self) -> str:
         """Where the archive of the namespace lies."""
         return self.archive.root or f"{self.objects.rstrip('/')}/{self.namespace}/archive"
 
@@ -184,56 +182,56 @@ class Settings(BaseModel):
 def masked(settings: Settings) -> dict[str, Any]:
     """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments. What is not
     set is left out, since TOML has no word for it."""
-    values: dict[str, Any] = _masked(settings.model_dump(mode="json"))
+    values: dict[str, Any] = _mask(settings.model_dump(mode="json"))
     values["engine"]["args"] = in_arguments(settings.engine.args)
     return values
 
 
-def _masked(value: object) -> Any:
+def _mask(value: object) -> Any:
     if isinstance(value, dict):
-        return {name: _masked(inner) for name, inner in value.items() if inner is not None}
+        return {name: _mask(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [_masked(inner) for inner in value]
+        return [_mask(inner) for inner in value]
     return in_text(value) if isinstance(value, str) else value
 
 
 class PricedModels(NamedTuple):
     """Models, as the settings name them: those that have prices, and those that have none."""
 
-    priced: list[str]
-    unpriced: list[str]
+    models_with_prices: list[str]
+    models_without_prices: list[str]
 
 
-def prices(gateway: Gateway, policy: str, own: GatewayPrices | None) -> PricedModels:
-    """Of everything that a gateway serves; `own` are those of its own `policy`, which it serves where no upstream
+def prices(gateway: Gateway, policy: str, rates: GatewayPrices | None) -> PricedModels:
+    """Of everything that a gateway serves; `rates` are those of its own `policy`, which it serves where no upstream
     stands in place of the engines."""
-    found: dict[str, GatewayPrices | None] = {}
+    by_name: dict[str, GatewayPrices | None] = {}
     if not gateway.upstream_url:
-        found[f"{policy} ([policy] prices)"] = own
-        found |= {f"{name} ([gateway.policies.{name}] prices)": one.prices for name, one in gateway.policies.items()}
-    found |= {f"{one.model} ([[gateway.routes]] {at} prices)": one.prices for at, one in enumerate(gateway.routes)}
+        by_name[f"{policy} ([policy] prices)"] = rates
+        by_name |= {f"{name} ([gateway.policies.{name}] prices)": one.prices for name, one in gateway.policies.items()}
+    by_name |= {f"{one.model} ([[gateway.routes]] {at} prices)": one.prices for at, one in enumerate(gateway.routes)}
     if gateway.upstream_url:
-        found["every other model ([gateway] upstream_url, which has no prices: name it by [[gateway.routes]])"] = None
-    return PricedModels(_those(found, priced=True), _those(found, priced=False))
+        by_name["every other model ([gateway] upstream_url, which has no prices: name it by [[gateway.routes]])"] = None
+    return PricedModels(_models_of(by_name, has_prices=True), _models_of(by_name, has_prices=False))
 
 
-def _those(found: Mapping[str, GatewayPrices | None], *, priced: bool) -> list[str]:
-    return [name for name, given in found.items() if (given is not None) == priced]
+def _models_of(by_name: Mapping[str, GatewayPrices | None], *, has_prices: bool) -> list[str]:
+    return [name for name, one in by_name.items() if (one is not None) == has_prices]
 
 
-def unbound(gateway: Gateway, policy: str, own: GatewayPrices | None) -> str | None:
+def unbound(gateway: Gateway, policy: str, rates: GatewayPrices | None) -> str | None:
     """What no budget of a key binds; None where no key has one, or all models have prices."""
     keys = [name for name, key in gateway.keys.items() if key.budget is not None]
-    free = prices(gateway, policy, own).unpriced
-    if not keys or not free:
+    names = prices(gateway, policy, rates).models_without_prices
+    if not keys or not names:
         return None
-    whose = f"[gateway.keys.{keys[0]}] has a budget" if len(keys) == 1 else f"keys have budgets ({', '.join(keys)})"
-    return f"{whose}, and these models have no prices, so their calls cost nothing: {', '.join(free)}"
+    keys_text = f"[gateway.keys.{keys[0]}] has a budget" if len(keys) == 1 else f"keys have budgets ({', '.join(keys)})"
+    return f"{keys_text}, and these models have no prices, so their calls cost nothing: {', '.join(names)}"
 
 
-def useless(gateway: Gateway, policy: str, own: GatewayPrices | None) -> str | None:
+def useless(gateway: Gateway, policy: str, rates: GatewayPrices | None) -> str | None:
     """Why the budgets bind nothing at all; None where they bind something."""
-    said = unbound(gateway, policy, own)
-    if said is None or prices(gateway, policy, own).priced:
+    gap = unbound(gateway, policy, rates)
+    if gap is None or prices(gateway, policy, rates).models_with_prices:
         return None
-    return f"{said}. No model has a price: the budget would never bind. Set prices, or tokens_per_minute"
+    return f"{gap}. No model has a price: the budget would never bind. Set prices, or tokens_per_minute"

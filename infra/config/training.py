@@ -125,7 +125,7 @@ class Learner(Section):
 
     @field_validator("backend")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_backend(cls, value: str) -> str:
         name = value.partition(":")[0].partition("[")[0]
         if name not in BACKENDS:
             raise ValueError(f"no backend {name}; choose {', '.join(BACKENDS)}, or a layout such as torch:t2")

@@ -17,7 +17,7 @@ RESERVED = "upstream_url"
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-def bare(url: str) -> str:
+def check_bare(url: str) -> str:
     """A url without a user or a password. Raises ValueError for another: records and the log name it."""
     if "@" in (url.partition("://")[2] or url).partition("/")[0]:
         raise ValueError(
@@ -61,7 +61,7 @@ def passable(name: str) -> str:
     return name
 
 
-Address = Annotated[str, AfterValidator(bare)]
+Address = Annotated[str, AfterValidator(check_bare)]
 
 
 class GatewayUpstream(Section):
@@ -114,7 +114,7 @@ class GatewayRoute(Section):
     prices: GatewayPrices | None = None
 
 
-def misrouted(upstreams: Mapping[str, GatewayUpstream], routes: Sequence[GatewayRoute]) -> str | None:
+def route_fault(upstreams: Mapping[str, GatewayUpstream], routes: Sequence[GatewayRoute]) -> str | None:
     """What is wrong with them together; None when all is well."""
     for at, route in enumerate(routes):
         if route.upstream not in upstreams:
@@ -124,15 +124,15 @@ def misrouted(upstreams: Mapping[str, GatewayUpstream], routes: Sequence[Gateway
             return f"[gateway.upstreams.{name}] is the name of [gateway] upstream_url: choose another"
         if upstream.fallback and upstream.fallback not in upstreams:
             return f"[gateway.upstreams.{name}] fallback: {_unknown(upstream.fallback, upstreams)}"
-        seen, behind = [name], upstream.fallback
+        chain, behind = [name], upstream.fallback
         while behind and behind in upstreams:
-            if behind in seen:
-                return f"[gateway.upstreams.{name}] fallback: {' -> '.join([*seen, behind])} is a circle"
-            seen.append(behind)
+            if behind in chain:
+                return f"[gateway.upstreams.{name}] fallback: {' -> '.join([*chain, behind])} is a circle"
+            chain.append(behind)
             behind = upstreams[behind].fallback
     return None
 
 
 def _unknown(name: str, upstreams: Mapping[str, GatewayUpstream]) -> str:
-    known = ", ".join(sorted(upstreams)) or "none"
-    return f"{name!r} is none of [gateway.upstreams], which has {known}"
+    names = ", ".join(sorted(upstreams)) or "none"
+    return f"{name!r} is none of [gateway.upstreams], which has {names}"

@@ -37,9 +37,9 @@ class AzureUpstream(TextUpstream):
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> StreamedReply:
-        return await super()._send(method, self.placed(path, body), body, headers)
+        return await super()._send(method, self.path_of(path, body), body, headers)
 
-    def placed(self, path: str, body: bytes | None) -> str:
+    def path_of(self, path: str, body: bytes | None) -> str:
         """Where a request of OpenAI's path goes."""
         below, _, query = path.partition("?")
         if self._deployments and below in OF_DEPLOYMENT and (name := _model(body)):

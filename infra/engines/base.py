@@ -100,17 +100,17 @@ class Sampling:
                 "logit_bias must give token ids numbers from -100 to 100",
             ),
         )
-        for good, message in checks:
-            if not good:
+        for is_valid, message in checks:
+            if not is_valid:
                 raise EngineRejected(message, status=400)
 
     @property
     def from_policy(self) -> bool:
         """Whether tokens are drawn from the very distribution whose log-probabilities engines report."""
-        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and not self.biased
+        return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and not self.is_biased
 
     @property
-    def biased(self) -> bool:
+    def is_biased(self) -> bool:
         """Whether penalties, a bias or min_p change the distribution."""
         return bool(
             self.presence_penalty
@@ -186,7 +186,7 @@ def token_versions(spans: Sequence[LabelSpan], length: int, policy: str) -> NDAr
     """Version of each of `length` output tokens, int32 [length]; -1 where the label is not one of `policy`'s."""
     versions = np.full(length, -1, np.int32)
     for span in spans:
-        named = parse_label(span.label)
-        if named is not None and named[0] == policy:
-            versions[span.start : span.end] = named[1]
+        label = parse_label(span.label)
+        if label is not None and label[0] == policy:
+            versions[span.start : span.end] = label[1]
     return versions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-REFUSED = 401
+UNAUTHORIZED_STATUS = 401
 HEADER = "authorization"
 Key = str | Callable[[], str]
 """an engine's key, or what reads it"""
@@ -25,8 +25,8 @@ class Bearer:
         """What a request brings."""
         return {HEADER: f"Bearer {self.key}"} if self.key else {}
 
-    def renewed(self, refused: str) -> bool:
+    def renew(self, old_key: str) -> bool:
         """Whether there is another key than the one that was refused."""
-        if self.key == refused:
+        if self.key == old_key:
             self.key = self._read()
-        return self.key != refused
+        return self.key != old_key

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from millrace.infra.engines.bearer import REFUSED, Bearer, Key
+from millrace.infra.engines.bearer import UNAUTHORIZED_STATUS, Bearer, Key
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -144,7 +144,7 @@ class HttpControl(EngineControl):
         try:
             key = self._bearer.key
             answer = await self._client.request(method, path, **arguments)
-            if answer.status_code == REFUSED and self._bearer.renewed(key):
+            if answer.status_code == UNAUTHORIZED_STATUS and self._bearer.renew(key):
                 self._client.headers.update(self._bearer.headers)
                 answer = await self._client.request(method, path, **arguments)
         except httpx.TimeoutException as error:

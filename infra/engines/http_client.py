@@ -94,8 +94,8 @@ class HttpClient:
             if since <= limit:
                 connection.close()
         self._idle = [(since, connection) for since, connection in self._idle if connection.is_open]
-        due = self._idle[0][0] + self._idle_s if self._idle else None
-        self._sweep = None if due is None else loop.call_at(due, self._close_idle)
+        at = self._idle[0][0] + self._idle_s if self._idle else None
+        self._sweep = None if at is None else loop.call_at(at, self._close_idle)
 
     async def close(self) -> None:
         """Let go of every connection. Idempotent."""
@@ -255,8 +255,8 @@ class HttpAnswer:
 
     def end(self) -> None:
         """The server says no more, which ends a body of no other end."""
-        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
-        if self.status and not framed:
+        has_frame = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
+        if self.status and not has_frame:
             self._finish(is_sound=False)
             self._wake()
 
@@ -308,13 +308,13 @@ class HttpAnswer:
     def _watch(self) -> None:
         """Break off where somebody has waited for so long, and look again. A timer, which is not set anew for what
         comes: that would cost each token more."""
-        now, due = self._loop.time(), self._last + self._silence_s
-        if now >= due and self._waiter is not None:
+        now, deadline = self._loop.time(), self._last + self._silence_s
+        if now >= deadline and self._waiter is not None:
             self._timer = None
             self.break_off(TimeoutError(f"nothing came for {self._silence_s} s"))
             self._connection.leave(is_sound=False)
             return
-        self._timer = self._loop.call_at(max(due, now + self._silence_s / 4), self._watch)
+        self._timer = self._loop.call_at(max(deadline, now + self._silence_s / 4), self._watch)
 
     def _let_go(self) -> None:
         """Nothing is read any more: nothing that knows this answer stays."""

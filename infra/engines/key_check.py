@@ -17,7 +17,7 @@ OPEN = ("/health", "/ping")
 REFUSAL = b'{"error":{"message":"wrong or missing key","type":"invalid_request_error","param":null,"code":"wrong_key"}}'
 
 
-class Keyed:
+class KeyCheck:
     """An ASGI application in front of another."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -25,13 +25,13 @@ class Keyed:
         self._key = f"Bearer {os.environ[KEY]}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._allowed(scope):
+        if scope["type"] == "lifespan" or scope.get("path") in OPEN or self._is_allowed(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             headers = [(b"content-type", b"application/json"), (b"content-length", str(len(REFUSAL)).encode())]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": REFUSAL})
 
-    def _allowed(self, scope: Scope) -> bool:
+    def _is_allowed(self, scope: Scope) -> bool:
         key = next((value for name, value in scope.get("headers", ()) if name == b"authorization"), b"")
         return hmac.compare_digest(key, self._key)

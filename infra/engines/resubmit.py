@@ -43,9 +43,9 @@ class ResubmittingEngine(Engine):
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, stream: bool = True
     ) -> AsyncGenerator[Chunk, None]:
-        broken: list[_Choice] = []
-        finished, usage = 0, None
-        held: Chunk | None = None  # the end of the request waits for the usage of all its parts
+        aborts: list[_Choice] = []
+        ends, usage = 0, None
+        last: Chunk | None = None  # the end of the request waits for the usage of all its parts
         async with aclosing(
             self._engine.generate(prompt_ids, sampling, request_id=request_id, stream=stream)
         ) as chunks:
@@ -55,28 +55,28 @@ class ResubmittingEngine(Engine):
                 choice = parts.setdefault(chunk.index, _Choice(chunk.index))
                 choice.take(chunk)
                 if chunk.finish_reason == ABORT and choice.may_go_on(sampling, stream):
-                    broken.append(choice)
+                    aborts.append(choice)
                     if stream and chunk.token_ids:
                         yield choice.more()
-                elif chunk.finish_reason is not None and finished + len(broken) + 1 == sampling.n:
-                    held = chunk
+                elif chunk.finish_reason is not None and ends + len(aborts) + 1 == sampling.n:
+                    last = chunk
                 else:
-                    finished += chunk.finish_reason is not None
+                    ends += chunk.finish_reason is not None
                     yield chunk
-        for choice in broken:
-            if held is not None:
-                yield replace(held, usage=None)
-            held = None
+        for choice in aborts:
+            if last is not None:
+                yield replace(last, usage=None)
+            last = None
             async with aclosing(self._go_on(choice, prompt_ids, sampling, request_id, stream)) as chunks:
                 async for chunk in chunks:
                     if chunk.usage is not None:
                         usage = _sum(usage, chunk.usage)
                     if chunk.finish_reason is not None:
-                        held = chunk
+                        last = chunk
                     else:
                         yield chunk
-        if held is not None:
-            yield replace(held, usage=usage)
+        if last is not None:
+            yield replace(last, usage=usage)
 
     async def health(self) -> bool:
         return await self._engine.health()
@@ -133,7 +133,7 @@ class _Choice:
     tops: list[Sequence[tuple[int, float]]] = field(default_factory=list)
     spans: list[LabelSpan] = field(default_factory=list)
     last: Chunk = field(default_factory=lambda: Chunk(0, [], []))
-    begun: int = 0
+    offset_of_part: int = 0
     """tokens before the part that runs"""
 
     def take(self, chunk: Chunk) -> None:
@@ -144,8 +144,8 @@ class _Choice:
         self.last = chunk
         if chunk.finish_reason is not None:
             for span in chunk.spans:
-                self._append(span.label, span.start + self.begun, span.end + self.begun)
-            self.begun = len(self.ids)
+                self._append(span.label, span.start + self.offset_of_part, span.end + self.offset_of_part)
+            self.offset_of_part = len(self.ids)
 
     def may_go_on(self, sampling: Sampling, stream: bool) -> bool:
         """Whether there are tokens left to ask for, and an engine would end it where it should."""
@@ -153,7 +153,7 @@ class _Choice:
 
     def begin_anew(self) -> None:
         """Forget what nobody was given."""
-        self.ids, self.logprobs, self.tops, self.spans, self.begun = [], [], [], [], 0
+        self.ids, self.logprobs, self.tops, self.spans, self.offset_of_part = [], [], [], [], 0
 
     def more(self) -> Chunk:
         """The newest chunk, with others to come."""

@@ -47,7 +47,7 @@ class Longest(NamedTuple):
 LONGEST = Longest()
 
 
-def succeeded(status: int) -> bool:
+def is_success(status: int) -> bool:
     """Whether an answer of this status is what was asked for."""
     return 200 <= status < 300
 
@@ -69,7 +69,7 @@ class StreamedReply(ABC):
     headers: Mapping[str, str]
 
     @property
-    def counted(self) -> tuple[int, int, int] | None:
+    def usage_so_far(self) -> tuple[int, int, int] | None:
         """Tokens of the prompt, of the reply and of those that were cached, as far as the server told them so far; None
         where the body says what is known."""
         return None
@@ -79,7 +79,7 @@ class StreamedReply(ABC):
         """The body as it comes, cut anywhere. Raises EngineUnavailable or EngineTimeout when it breaks off."""
 
     @abstractmethod
-    async def whole(self) -> UpstreamReply:
+    async def read_all(self) -> UpstreamReply:
         """The answer with all of its body. Raises EngineUnavailable also for one that is too long."""
 
     @abstractmethod
@@ -113,22 +113,22 @@ class HttpReply(StreamedReply):
         except TimeoutError as error:
             raise EngineTimeout(f"{self._url} sent nothing for {self._idle_s} s") from error
         except aiohttp.ClientError as error:
-            said = f"{self._url} broke off its answer: {error or type(error).__name__}"
-            raise EngineUnavailable(said, status=None if succeeded(self.status) else self.status) from error
+            text = f"{self._url} broke off its answer: {error or type(error).__name__}"
+            raise EngineUnavailable(text, status=None if is_success(self.status) else self.status) from error
 
-    async def whole(self) -> UpstreamReply:
-        longest = self._longest.reply if succeeded(self.status) else self._longest.refusal
+    async def read_all(self) -> UpstreamReply:
+        longest = self._longest.reply if is_success(self.status) else self._longest.refusal
         body = bytearray()
         try:
             async for part in self.chunks():
                 body += part
                 if len(body) > longest:
                     # With its status: another try would bring as much, and cost as much.
-                    said = f"{self._url} answered {self.status} with more than {longest} bytes"
-                    raise EngineUnavailable(said, status=self.status)
+                    text = f"{self._url} answered {self.status} with more than {longest} bytes"
+                    raise EngineUnavailable(text, status=self.status)
                 await asyncio.sleep(0)  # others have their turn
         except (EngineUnavailable, EngineTimeout) as error:
-            error.received = len(body) if succeeded(self.status) else 0
+            error.received = len(body) if is_success(self.status) else 0
             raise
         return UpstreamReply(self.status, self.headers, bytes(body))
 
@@ -186,17 +186,17 @@ class TextUpstream(TextServer):
 
     async def chat(self, body: bytes) -> UpstreamReply:
         """POST /chat/completions, whole. A refusal is a reply too; raises EngineUnavailable and EngineTimeout."""
-        return await self._whole("POST", "/chat/completions", body)
+        return await self._fetch("POST", "/chat/completions", body)
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
-        return await self._whole("POST", path, body, headers)
+        return await self._fetch("POST", path, body, headers)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
-        return await self._whole(method, path, None, headers)
+        return await self._fetch(method, path, None, headers)
 
     async def models(self) -> UpstreamReply:
         """GET /models. Raises what `ask` does."""
-        return await self._whole("GET", "/models", None)
+        return await self._fetch("GET", "/models", None)
 
     async def stream_chat(self, body: bytes) -> StreamedReply:
         """POST /chat/completions of a body that asks for a stream: returns once the status is known."""
@@ -216,11 +216,11 @@ class TextUpstream(TextServer):
         if self._session is not None:
             await self._session.close()
 
-    async def _whole(
+    async def _fetch(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
     ) -> UpstreamReply:
         async with await self._send(method, path, body, headers) as answer:
-            return await answer.whole()
+            return await answer.read_all()
 
     async def _send(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] = NO_HEADERS
@@ -251,13 +251,13 @@ class TextUpstream(TextServer):
 
 
 def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    named = {name.lower(): text for name, text in answer.headers.items()}
-    wanted = {name: text for name, text in named.items() if name in PASSED_ON or name.startswith(FAMILIES)}
-    return {name: sent for name, text in wanted.items() if (sent := as_sent(text)) is not None}
+    headers = {name.lower(): text for name, text in answer.headers.items()}
+    forwards = {name: text for name, text in headers.items() if name in PASSED_ON or name.startswith(FAMILIES)}
+    return {name: value for name, text in forwards.items() if (value := header_value(text)) is not None}
 
 
-def as_sent(text: str) -> str | None:
+def header_value(text: str) -> str | None:
     """A header's value, which came as UTF-8 or as nobody knows what, with a character for each of its bytes, as servers
     take it; None for what no header may have."""
-    sent = text.encode(errors="surrogateescape").decode("latin-1")
-    return sent if not _CONTROL.search(sent) else None
+    value = text.encode(errors="surrogateescape").decode("latin-1")
+    return value if not _CONTROL.search(value) else None

@@ -7,7 +7,7 @@ Invariants that both siblings keep (`tests/infra/log/test_conformance.py`):
   A commit is visible soon after it returned (its markers follow), and at once to whoever fences its owner.
 - Opening a transactor fences every former owner of its transactional id and settles what that owner left in doubt.
 - A commit that carries a member token is refused once the group has moved on since the token was captured.
-- Offsets in doubt (part of an open transaction) are never answered: `Member.committed` waits, then raises.
+- Offsets in doubt (part of an open transaction) are never answered: `Member.committed_offsets` waits, then raises.
 
 Names of topics here are full names, with namespace. Every method may raise `UnreachableError`, and `TopicError` for a
 topic that does not exist.
@@ -66,7 +66,7 @@ class Outgoing:
     partition: int | None = None
 
 
-class Sent:
+class Receipt:
     """A record handed to a transactor. `place` is known once `Transactor.flush` has returned."""
 
     __slots__ = ("_place",)
@@ -179,10 +179,10 @@ class Transactor(_Closing, ABC):
         Raises UnreachableError when that takes too long: close, open again."""
 
     @abstractmethod
-    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
+    def send(self, out: Outgoing, *, wants_place: bool = True) -> Receipt:
         """Write inside the transaction. Errors may surface at `flush` or `commit` instead.
 
-        `placed=False` says that nobody will ask for the place, which is cheaper."""
+        `wants_place=False` says that nobody will ask for the place, which is cheaper."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -208,7 +208,7 @@ class Member(_Closing, ABC):
         """At most `max_records`, of any owned partitions, in order per partition; [] when none came in time."""
 
     @abstractmethod
-    def assigned(self) -> set[int]:
+    def assignment(self) -> set[int]:
         """Partitions owned as of the last poll."""
 
     @abstractmethod
@@ -218,7 +218,7 @@ class Member(_Closing, ABC):
         Raises RefusedError before the first assignment: a member that never joined must not commit."""
 
     @abstractmethod
-    def committed(self, partitions: set[int]) -> dict[int, int]:
+    def committed_offsets(self, partitions: set[int]) -> dict[int, int]:
         """The group's settled offsets; a partition without one is left out. Raises UnreachableError when in doubt."""
 
     @abstractmethod
@@ -279,7 +279,7 @@ class Bus(_Closing, ABC):
         record of that time, as producers' clocks tell it, else the end. Raises TopicError."""
 
     @abstractmethod
-    def written(self, topic: str) -> dict[int, int]:
+    def log_ends(self, topic: str) -> dict[int, int]:
         """End per partition of all that was written, decided or not. Raises TopicError."""
 
     @abstractmethod
@@ -321,7 +321,7 @@ class Bus(_Closing, ABC):
         """Remove a member that is proven dead, at once. False when it was already gone or the bus cannot."""
 
     @abstractmethod
-    def settled(self, topic: str, partition: int) -> bool:
+    def is_settled(self, topic: str, partition: int) -> bool:
         """Whether everything written so far is decided. A sole writer that has just been fenced in asks this before
         it believes what it reads: a broker can lose the end of a transaction that it decided."""
 

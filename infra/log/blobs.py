@@ -29,7 +29,7 @@ LARGEST = 900_000
 """bytes of an encoded record that still fits a topic with Kafka's default limit, headers and framing included"""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-ASIDE = ".gone"
+GONE_SUFFIX = ".gone"
 """how the name ends of what is being removed"""
 
 
@@ -60,10 +60,10 @@ class ClaimStore:
         if folder not in self._folders or not folder.is_dir():
             durable.make_folder(folder)
             self._folders.add(folder)
-        if _renewed(path, len(data)):
+        if _renew(path, len(data)):
             durable.flush(folder)  # whoever wrote it may not have come so far
         else:
-            durable.write(path, data, mode=durable.SHARED, passed=_passed)
+            durable.write(path, data, mode=durable.SHARED_MODE, on_step=_mark_step)
 
     def fitting(self, name: str, data: bytes, largest: int = LARGEST) -> bytes:
         """What to write for the encoded bytes of a record called `name`: the bytes, or a claim where they are more than
@@ -81,9 +81,9 @@ class ClaimStore:
         try:
             data: bytes = self._fs.cat_file(path)
         except FileNotFoundError as error:
-            kept = self._beside(claim["sha256"]) if self._beside else None
-            if kept is not None and hashlib.sha256(kept).hexdigest() == claim["sha256"]:
-                return kept
+            copy = self._beside(claim["sha256"]) if self._beside else None
+            if copy is not None and hashlib.sha256(copy).hexdigest() == claim["sha256"]:
+                return copy
             raise ClaimError(
                 f"{claim['uri']} cannot be read, it is not there: check that the claims directory is shared."
             ) from error
@@ -98,14 +98,14 @@ class ClaimStore:
         written before then is removed on the way, what it left half removed is put back."""
         for path in self._fs.find(self._root) if self._fs.exists(self._root) else ():
             name = path.rpartition("/")[2]
-            meant = durable.meant(name)
-            digest, _, rest = (meant or name).partition(".")
+            final_name = durable.final_name(name)
+            digest, _, rest = (final_name or name).partition(".")
             if not _DIGEST.fullmatch(digest):
                 continue
-            if rest.endswith(ASIDE):
+            if rest.endswith(GONE_SUFFIX):
                 _put_back(Path(path))
-            elif self._written(path) < moment:
-                if meant or rest:
+            elif self._write_time(path) < moment:
+                if final_name or rest:
                     self._fs.rm_file(path)
                 else:
                     yield digest
@@ -115,23 +115,23 @@ class ClaimStore:
         stored again."""
         path = f"{self._root}/{digest[:2]}/{digest}"
         if not self._local:
-            if self._written(path) >= moment:
+            if self._write_time(path) >= moment:
                 return 0
             size = int(self._fs.size(path))
             self._fs.rm_file(path)
             return size
         # Out of the way first: who stores it from here on writes it anew, and who did before is seen by its time.
-        aside = Path(f"{path}.{os.getpid()}{ASIDE}")
+        gone_path = Path(f"{path}.{os.getpid()}{GONE_SUFFIX}")
         with suppress(FileNotFoundError):
-            os.rename(path, aside)
-            found = aside.stat()
-            if found.st_mtime < moment:
-                aside.unlink()
-                return found.st_size
-            _put_back(aside)
+            os.rename(path, gone_path)
+            stat = gone_path.stat()
+            if stat.st_mtime < moment:
+                gone_path.unlink()
+                return stat.st_size
+            _put_back(gone_path)
         return 0
 
-    def _written(self, path: str) -> float:
+    def _write_time(self, path: str) -> float:
         """When a file was last written, in seconds since the epoch; never, so late, when it is gone."""
         with suppress(FileNotFoundError):
             return float(self._fs.modified(path).timestamp())
@@ -157,7 +157,7 @@ def storage(uri: str) -> tuple[Any, str]:
     return system, str(path)
 
 
-def _renewed(path: Path, size: int) -> bool:
+def _renew(path: Path, size: int) -> bool:
     """Whether the whole file is there; it counts as new from now on."""
     try:
         os.utime(path)
@@ -166,17 +166,17 @@ def _renewed(path: Path, size: int) -> bool:
         return False
 
 
-def _put_back(aside: Path) -> None:
+def _put_back(gone_path: Path) -> None:
     """Undo the beginning of a removal; what was written anew meanwhile stays."""
-    path = aside.with_name(aside.name.partition(".")[0])
+    path = gone_path.with_name(gone_path.name.partition(".")[0])
     with suppress(FileNotFoundError):
         if path.exists():
-            aside.unlink()
+            gone_path.unlink()
         else:
-            os.rename(aside, path)
+            os.rename(gone_path, path)
 
 
-def _passed(step: durable.Step) -> None:
+def _mark_step(step: durable.Step) -> None:
     match step:
         case "filled":
             faults.point("claims.before_fsync")

@@ -24,6 +24,6 @@ def newest_first(bus: Bus, topic: str, partition: int = 0) -> Iterator[Record]:
         end, window = low, min(window * 2, WIDEST)
 
 
-def last(bus: Bus, topic: str, wanted: Callable[[Record], bool] = lambda _: True) -> Record | None:
+def last(bus: Bus, topic: str, matches: Callable[[Record], bool] = lambda _: True) -> Record | None:
     """The last committed record of a one-partition topic that is wanted, None when it holds none."""
-    return next(filter(wanted, newest_first(bus, topic)), None)
+    return next(filter(matches, newest_first(bus, topic)), None)

@@ -26,14 +26,14 @@ def readable(kind: type[T], record: Record, claims: ClaimStore | None = None) ->
     name = kind.__name__
     try:
         data = record.value or b""
-        found = codec.decode_named(name, data if claims is None else claims.behind(data))
-        fault = beyond(name, found)
+        fields = codec.decode_named(name, data if claims is None else claims.behind(data))
+        fault = beyond(name, fields)
     except StorageError:
         raise
     except (SchemaError, ClaimError) as error:
         fault = f"it is no {name} ({type(error).__name__})"
     if fault is None:
-        return cast(T, found)
+        return cast(T, fields)
     passed_over(record, fault)
     return None
 

@@ -54,12 +54,12 @@ class Sweeper:
 
         Raises BusError when a topic cannot be read."""
         moment = time.time() - self._patience_s
-        old = set(self._claims.older(moment))
-        unclaimed = old - self._claimed() if old else old
-        sizes = [self._claims.remove(digest, moment) for digest in sorted(unclaimed)]
-        return Swept(len(old), sum(size > 0 for size in sizes), sum(sizes))
+        candidates = set(self._claims.older(moment))
+        orphans = candidates - self._claims_in_use() if candidates else candidates
+        sizes = [self._claims.remove(digest, moment) for digest in sorted(orphans)]
+        return Swept(len(candidates), sum(size > 0 for size in sizes), sum(sizes))
 
-    def _claimed(self) -> set[str]:
+    def _claims_in_use(self) -> set[str]:
         """Digests of every claim in a record of the namespace, whatever its topic."""
         starts: dict[Where, int] = {}
         for topic in self._bus.topics(self._prefix):
@@ -72,9 +72,9 @@ class Sweeper:
                         self._places.setdefault(digest, {})[where] = record.offset
                 self._read[where] = end
         for digest, places in list(self._places.items()):
-            kept = {where: at for where, at in places.items() if where in starts and at >= starts[where]}
-            if kept:
-                self._places[digest] = kept
+            present = {where: at for where, at in places.items() if where in starts and at >= starts[where]}
+            if present:
+                self._places[digest] = present
             else:
                 del self._places[digest]
         return set(self._places)
@@ -109,8 +109,10 @@ class Sweeping:
                 with self._connect() as bus:
                     sweeper = Sweeper(bus, self._namespace, self._claims, self._patience_s)
                     while not self._stop.is_set():
-                        found = sweeper.sweep()
-                        log.info("swept %d of %d older bodies, %d bytes", found.removed, found.looked_at, found.bytes)
+                        result = sweeper.sweep()
+                        log.info(
+                            "swept %d of %d older bodies, %d bytes", result.removed, result.looked_at, result.bytes
+                        )
                         self._stop.wait(self._interval_s)
             except (BusError, ClaimError, OSError) as error:
                 log.warning("large records that nothing refers to were not swept, tried again later: %s", error)

@@ -96,9 +96,9 @@ class TopicSizes:
                 return {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
             case "short" | "long":
                 hours = self.short_hours if topic.cleanup == "short" else self.long_hours
-                kept = {"cleanup.policy": "delete", "retention.ms": str(hours * HOUR_MS), "retention.bytes": "-1"}
+                config = {"cleanup.policy": "delete", "retention.ms": str(hours * HOUR_MS), "retention.bytes": "-1"}
                 # Kafka deletes whole segments, and by default one of a quiet topic takes a week to close.
-                return kept | ({"segment.ms": str(hours * HOUR_MS // PARTS)} if topic.cleanup == "short" else {})
+                return config | ({"segment.ms": str(hours * HOUR_MS // PARTS)} if topic.cleanup == "short" else {})
 
 
 def stage_topics(stage: str, size: Size) -> tuple[Topic, Topic]:
@@ -135,9 +135,9 @@ def full_name(namespace: str, name: str) -> str:
     return f"{namespace}.{name}"
 
 
-def logical_name(full: str) -> str:
+def logical_name(name: str) -> str:
     """The name without its namespace."""
-    return full.partition(".")[2]
+    return name.partition(".")[2]
 
 
 def partition_of(key: bytes | str, partitions: int) -> int:
@@ -151,12 +151,12 @@ def murmur2(data: bytes) -> int:
     mask, m = 0xFFFFFFFF, 0x5BD1E995
     size = len(data)
     h = 0x9747B28C ^ size
-    whole = size & ~3
-    for at in range(0, whole, 4):
+    block_end = size & ~3
+    for at in range(0, block_end, 4):
         k = int.from_bytes(data[at : at + 4], "little") * m & mask
         k = (k ^ k >> 24) * m & mask
         h = h * m & mask ^ k
-    if whole < size:
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
+    if block_end < size:
+        h = (h ^ int.from_bytes(data[block_end:], "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return (h ^ h >> 15) & 0x7FFFFFFF

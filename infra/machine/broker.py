@@ -75,7 +75,7 @@ indexes and snapshots beside them; where such a write fails for want of room it 
 was acknowledged and synced (`LogLoader.recoverLog` catches IOException; seen with 4.4.0 and 32 KiB left)."""
 
 # The same user on both listeners: for clients, and for the broker where it speaks with itself.
-GUARDED = """\
+LOGIN_PROPERTIES = """\
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
 sasl.mechanism.controller.protocol=PLAIN
@@ -143,16 +143,16 @@ class Broker(Service):
                 f"that port or remove it"
             )
         elif self.password:
-            _, controller = (int(found) for found in re.findall(r"//[^,\s:]+:(\d+)", self._line("listeners"))[:2])
+            _, controller = (int(number) for number in re.findall(r"//[^,\s:]+:(\d+)", self._line("listeners"))[:2])
             self._write(self.configuration(int(self.bootstrap.rpartition(":")[2]), controller))
         if not (self._data / "meta.properties").exists():
             self._format()
 
     def _check_room(self) -> None:
-        free = shutil.disk_usage(self.home).free
-        if free < ROOM:
+        space = shutil.disk_usage(self.home).free
+        if space < ROOM:
             raise ServiceError(
-                f"the disk of {self.home} has {free >> 20} MB free: below {ROOM >> 20} MB Kafka may empty topics when "
+                f"the disk of {self.home} has {space >> 20} MB free: below {ROOM >> 20} MB Kafka may empty topics when "
                 "it starts, so it is not started. Make room; what is supervised then starts by itself"
             )
 
@@ -178,7 +178,7 @@ class Broker(Service):
         if not self.password:
             return PROPERTIES.format(**names, protocol="PLAINTEXT")
         login = LOGIN.format(user=USER, password=self.password)
-        return PROPERTIES.format(**names, protocol="SASL_PLAINTEXT") + GUARDED.format(login=login)
+        return PROPERTIES.format(**names, protocol="SASL_PLAINTEXT") + LOGIN_PROPERTIES.format(login=login)
 
     def format_arguments(self) -> list[str]:
         """More arguments for the storage tool, such as the first SCRAM users."""
@@ -203,7 +203,7 @@ class Broker(Service):
         """What may change over the life of a data directory, on the command line and not in its file."""
         return ["--override", "log.flush.interval.messages=1"] if self.sync else []
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return answers(self.bootstrap, options=login(self.password))
 
     def start(self, timeout_s: float = 180) -> None:
@@ -214,8 +214,8 @@ class Broker(Service):
         durable.write(self.properties, text)
 
     def _line(self, name: str) -> str:
-        found = re.search(rf"^{re.escape(name)}=(.*)$", self._text(), re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(rf"^{re.escape(name)}=(.*)$", self._text(), re.MULTILINE)
+        return match[1] if match else ""
 
     def _text(self) -> str:
         try:
@@ -233,13 +233,13 @@ class Broker(Service):
     def _tool(self, *arguments: str) -> str:
         flags = ["-Xmx64m", f"-Djava.io.tmpdir={self.scratch}", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command = [*self._java(*flags), "kafka.tools.StorageTool", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=self.home)
-        if done.returncode:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=self.home)
+        if run.returncode:
             raise ServiceError(
                 f"kafka.tools.StorageTool {arguments[0]} failed in {self.home}: "
-                f"{(done.stdout + done.stderr).strip()[-1000:]}"
+                f"{(run.stdout + run.stderr).strip()[-1000:]}"
             )
-        return done.stdout
+        return run.stdout
 
     def _java(self, *flags: str) -> list[str]:
         """Java with Kafka on its class path, up to the name of what it runs."""
@@ -250,9 +250,9 @@ class Broker(Service):
 def _random_id() -> str:
     """An id as the storage tool's `random-uuid` draws them, without a start of Java. One that began with a dash would
     be read as an option."""
-    while (found := base64.urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")).startswith("-"):
+    while (text := base64.urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")).startswith("-"):
         """Drawn again."""
-    return found
+    return text
 
 
 def answers(bootstrap: str, timeout_s: float = 1.0, options: Mapping[str, str] | None = None) -> bool:

@@ -21,8 +21,8 @@ def place(java: Path, jars: Sequence[Path]) -> Path:
     """Where the archive for this Java and these jars (all in one folder) lies: beside their folder. Raises OSError
     where that Java is not there."""
     java = java.resolve(strict=True)
-    made = java.stat()
-    identity = hashlib.sha256(f"{java}\n{made.st_size}\n{made.st_mtime_ns}".encode()).hexdigest()[:12]
+    stat = java.stat()
+    identity = hashlib.sha256(f"{java}\n{stat.st_size}\n{stat.st_mtime_ns}".encode()).hexdigest()[:12]
     home = jars[0].parent
     return home.with_name(f"{home.name}-{identity}.jsa")
 
@@ -32,7 +32,7 @@ def seal(archive: Path) -> None:
     durable.write(_seal(archive), _digest(archive))
 
 
-def whole(archive: Path) -> bool:
+def is_intact(archive: Path) -> bool:
     """Whether an archive is there, byte for byte as it was sealed."""
     try:
         return _seal(archive).read_text() == _digest(archive)
@@ -47,7 +47,7 @@ def flags(java: Path, jars: Sequence[Path]) -> list[str]:
         archive = place(java, jars)
     except OSError:
         return []
-    return ["-Xshare:auto", f"-XX:SharedArchiveFile={archive}"] if whole(archive) else []
+    return ["-Xshare:auto", f"-XX:SharedArchiveFile={archive}"] if is_intact(archive) else []
 
 
 def _seal(archive: Path) -> Path:

@@ -28,19 +28,19 @@ class Deployment:
     def up(self) -> list[int]:
         """Bring it up; gives ids of leftovers that were stopped. Raises ServiceError or TopicError when it cannot."""
         make_keys(self.settings)
-        stopped: list[int] = []
+        leftovers: list[int] = []
         policy_file, policy = self.supervisor.folder / "policy", self.settings.policy.name
         running = self.supervisor.running()
-        if running and policy_file.is_file() and (other := policy_file.read_text()) != policy:
+        if running and policy_file.is_file() and (present := policy_file.read_text()) != policy:
             raise ServiceError(
-                f"policy {other} runs from {self.settings.home}: "
+                f"policy {present} runs from {self.settings.home}: "
                 f"for {policy} beside it choose another home, for {policy} in its place run `millrace down` first"
             )
         if not self.settings.kafka.local:
             self.wait_for_broker()
         if not running:
             # First with nothing: leftovers end, so that a port that is taken then is another program's.
-            stopped = self.supervisor.up([])
+            leftovers = self.supervisor.up([])
             self._ports_are_free()
             self.supervisor.up([program for program in self.programs if program.name == BROKER])
         if self.settings.kafka.local:
@@ -49,7 +49,7 @@ class Deployment:
             bus.ensure_topics(self.settings.layout.specs())
         durable.write(policy_file, policy)
         self.supervisor.up(self.programs)
-        return stopped
+        return leftovers
 
     def wait_for_broker(self, timeout_s: float = 120) -> None:
         """Wait until the broker answers. Raises ServiceError for ours; for one that is not ours UnreachableError, or
@@ -57,8 +57,8 @@ class Deployment:
         """
         kafka = self.settings.kafka
         if kafka.local:
-            what = f"the broker at {kafka.bootstrap} (its log: {self.supervisor.logs / BROKER}.log)"
-            wait_until(lambda: answers(kafka.bootstrap, options=kafka_options(self.settings)), what, timeout_s)
+            name = f"the broker at {kafka.bootstrap} (its log: {self.supervisor.logs / BROKER}.log)"
+            wait_until(lambda: answers(kafka.bootstrap, options=kafka_options(self.settings)), name, timeout_s)
         else:
             from millrace.infra.log.kafka.entry import contact
 
@@ -70,26 +70,26 @@ class Deployment:
 
     def _ports_are_free(self) -> None:
         """Called when nothing of ours runs: whoever listens is another program."""
-        for said in taken(self.settings):
+        for advice in port_conflicts(self.settings):
             self.supervisor.down()
-            raise ServiceError(said)
+            raise ServiceError(advice)
 
 
 def ports(settings: Settings) -> dict[str, int]:
     """Setting -> port of what a deployment starts here."""
-    asked = {"gateway.port": settings.gateway.port}
+    by_setting = {"gateway.port": settings.gateway.port}
     if settings.kafka.local:
-        asked["kafka.bootstrap"] = int(settings.kafka.bootstrap.rpartition(":")[2])
+        by_setting["kafka.bootstrap"] = int(settings.kafka.bootstrap.rpartition(":")[2])
     if settings.engine.local:
-        asked["engine.url"] = urlsplit(settings.engine.url).port or 0
+        by_setting["engine.url"] = urlsplit(settings.engine.url).port or 0
     if settings.warehouse.enabled and settings.shared:
-        asked["warehouse.port"] = settings.warehouse.port
+        by_setting["warehouse.port"] = settings.warehouse.port
     if settings.otlp.enabled:
-        asked["otlp.port"] = settings.otlp.port
-    return {key: port for key, port in asked.items() if port}
+        by_setting["otlp.port"] = settings.otlp.port
+    return {key: port for key, port in by_setting.items() if port}
 
 
-def taken(settings: Settings) -> Iterator[str]:
+def port_conflicts(settings: Settings) -> Iterator[str]:
     """What to do about each port that somebody listens on, where nothing of ours runs."""
     for key, port in ports(settings).items():
         if is_listening(LOCALHOST, port):

@@ -43,7 +43,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
 
 
-def locked(lock: Path = LOCK) -> list[Jar]:
+def locked_jars(lock: Path = LOCK) -> list[Jar]:
     """The jars that the lock names, sorted by file name."""
     lines = (line.split() for line in lock.read_text().splitlines() if line and not line.startswith("#"))
     return sorted((Jar(*fields) for fields in lines), key=lambda jar: jar.name)
@@ -62,7 +62,7 @@ def class_path(cache: Path | None = None) -> list[Path]:
     """All jars of the lock, fetched first where the cache lacks them. Raises ServiceError when a jar cannot be had or
     differs from its hash.
     """
-    jars = locked()
+    jars = locked_jars()
     cache = cache or cache_dir()
     home = cache / f"kafka-{KAFKA}-{hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]}"
     paths = [home / jar.name for jar in jars]
@@ -113,11 +113,11 @@ def resolve() -> list[Jar]:
     with tempfile.TemporaryDirectory() as work:
         context = MavenContext(resolver=PythonResolver(), repo_cache=Path(work), timeout=60)
         skip = [context.project("org.apache.kafka", "kafka-tools-api")]
-        wanted = [
+        dependencies = [
             context.create_dependency(f"org.apache.kafka:kafka_2.13:{KAFKA}", exclusions=skip),
             context.create_dependency("org.slf4j:slf4j-simple:1.7.36"),
         ]
-        direct, transitive = context.resolver.resolve(wanted)
+        direct, transitive = context.resolver.resolve(dependencies)
         artifacts = [d.artifact for d in direct + transitive if d.scope in (None, "compile", "runtime")]
         with ThreadPoolExecutor(8) as pool:
             paths = list(pool.map(lambda artifact: Path(artifact.resolve()), artifacts))

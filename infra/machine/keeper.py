@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-REMEMBERED = 20
+MOST_ENDS = 20
 """newest unplanned ends of a program that are kept"""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)"""
@@ -27,25 +27,25 @@ class Ends:
 
     def __init__(self, events: Any) -> None:
         self._ends: dict[str, deque[tuple[float, bool]]] = {}
-        events.subscribe(events.ProcessStateExitedEvent, self._exited)
-        events.subscribe(events.ProcessStateBackoffEvent, self._failed)
-        events.subscribe(events.ProcessGroupRemovedEvent, self._removed)
+        events.subscribe(events.ProcessStateExitedEvent, self._on_exit)
+        events.subscribe(events.ProcessStateBackoffEvent, self._on_failure)
+        events.subscribe(events.ProcessGroupRemovedEvent, self._on_removal)
 
     def ends(self) -> dict[str, list[list[float | bool]]]:
         """The newest unplanned ends by program, oldest first: [seconds since the epoch, whether it had started]."""
-        return {name: [[at, started] for at, started in found] for name, found in self._ends.items()}
+        return {name: [[at, has_started] for at, has_started in entries] for name, entries in self._ends.items()}
 
-    def _exited(self, event: Any) -> None:
+    def _on_exit(self, event: Any) -> None:
         if not event.expected:
-            self._note(event.process.config.name, started=True)
+            self._note(event.process.config.name, has_started=True)
 
-    def _failed(self, event: Any) -> None:
-        self._note(event.process.config.name, started=False)
+    def _on_failure(self, event: Any) -> None:
+        self._note(event.process.config.name, has_started=False)
 
-    def _note(self, name: str, *, started: bool) -> None:
-        self._ends.setdefault(name, deque(maxlen=REMEMBERED)).append((time.time(), started))
+    def _note(self, name: str, *, has_started: bool) -> None:
+        self._ends.setdefault(name, deque(maxlen=MOST_ENDS)).append((time.time(), has_started))
 
-    def _removed(self, event: Any) -> None:
+    def _on_removal(self, event: Any) -> None:
         self._ends.pop(event.group, None)
 
 
@@ -63,7 +63,7 @@ def outlive_full_disks(loggers: Any) -> None:
     """A log that cannot be written loses lines until it can be written again."""
     for kind in (loggers.FileHandler, loggers.RotatingFileHandler, loggers.StreamHandler):
         kind.emit = _patient(kind.emit)
-        kind.handleError = _silent
+        kind.handleError = _print_nothing
 
 
 def _patient(emit: Any) -> Any:
@@ -78,7 +78,7 @@ def _patient(emit: Any) -> Any:
     return patient
 
 
-def _silent(handler: object) -> None:
+def _print_nothing(handler: object) -> None:
     """supervisord would print a trace to its own log, which lies on the same disk."""
 
 

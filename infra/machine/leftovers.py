@@ -44,17 +44,17 @@ def members(
     would pass for an orphan. It is asked after the processes were looked at, so that none is younger than its answer.
     """
     rows = _rows()
-    kept = programs()
-    marked = {pid for pid, row in rows.items() if row.environment.get(DEPLOYMENT) == deployment}
-    asked = {rows[pid].session for pid in marked} | set(sessions)
+    pids = programs()
+    marks = {pid for pid, row in rows.items() if row.environment.get(DEPLOYMENT) == deployment}
+    ids = {rows[pid].session for pid in marks} | set(sessions)
     # A session whose leader lives and is not ours is somebody's terminal. The one that asks is ours if its leader is.
-    own = os.getsid(0)
-    ours = {one for one in asked if one in marked or (one not in rows and one != own)}
-    below = _below(marked, rows)
+    session = os.getsid(0)
+    our_sessions = {one for one in ids if one in marks or (one not in rows and one != session)}
+    below = _below(marks, rows)
     return {
-        row.process: _role(pid, rows, marked, kept)
+        row.process: _role(pid, rows, marks, pids)
         for pid, row in rows.items()
-        if pid in marked or pid in below or row.session in ours
+        if pid in marks or pid in below or row.session in our_sessions
     }
 
 
@@ -63,16 +63,16 @@ def find(
     role: str | None = None,
     sessions: Collection[int] = (),
     programs: Callable[[], Collection[int]] = tuple,
-    spared: Collection[str] = (),
+    skips: Collection[str] = (),
 ) -> list[psutil.Process]:
-    """Processes of a deployment (of one role of it, and orphans), less those of the roles `spared`, this one and those
+    """Processes of a deployment (of one role of it, and orphans), less those of the roles `skips`, this one and those
     that started it."""
-    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    wanted = None if role is None else (role, ORPHAN)
+    ancestors = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    roles = None if role is None else (role, ORPHAN)
     return [
         process
         for process, its_role in members(deployment, sessions, programs).items()
-        if process.pid not in mine and its_role not in spared and (wanted is None or its_role in wanted)
+        if process.pid not in ancestors and its_role not in skips and (roles is None or its_role in roles)
     ]
 
 
@@ -80,12 +80,14 @@ def stop(processes: list[psutil.Process], grace_s: float = 10) -> list[int]:
     """SIGTERM to all, SIGKILL to those left after `grace_s` (frozen ones too); gives their ids."""
     for process in processes:
         _signal(process, kill=False)
-    _, alive = psutil.wait_procs(processes, timeout=grace_s)
-    for process in alive:
+    _, survivors = psutil.wait_procs(processes, timeout=grace_s)
+    for process in survivors:
         _signal(process, kill=True)
-    _, alive = psutil.wait_procs(alive, timeout=10)
-    if alive:
-        raise ServiceError(f"processes {[p.pid for p in alive]} do not end, not even by SIGKILL: see what holds them")
+    _, survivors = psutil.wait_procs(survivors, timeout=10)
+    if survivors:
+        raise ServiceError(
+            f"processes {[p.pid for p in survivors]} do not end, not even by SIGKILL: see what holds them"
+        )
     return [process.pid for process in processes]
 
 
@@ -108,29 +110,29 @@ def _rows() -> dict[int, _Row]:
     return rows
 
 
-def _below(marked: Collection[int], rows: dict[int, _Row]) -> set[int]:
+def _below(marks: Collection[int], rows: dict[int, _Row]) -> set[int]:
     """Those below a supervisor that bear no mark of their own. What somebody started from a marked shell is not ours
     to end, so only what a supervisor or a role started counts, which lead a session or bear a role."""
-    ours = {pid for pid in marked if rows[pid].session == pid or ROLE in rows[pid].environment}
-    found: set[int] = set()
+    parents = {pid for pid in marks if rows[pid].session == pid or ROLE in rows[pid].environment}
+    below: set[int] = set()
     for pid in rows:
         line = []
         at = pid
-        while at in rows and at not in ours and at not in found:
+        while at in rows and at not in parents and at not in below:
             line.append(at)
             at = rows[at].parent
         if at in rows:
-            found.update(line)
-    return found
+            below.update(line)
+    return below
 
 
-def _role(pid: int, rows: dict[int, _Row], marked: Collection[int], kept: Collection[int]) -> str:
+def _role(pid: int, rows: dict[int, _Row], marks: Collection[int], pids: Collection[int]) -> str:
     """The role of the nearest marked process upwards. Whom the supervisor had to adopt is an orphan."""
-    own = pid
-    while pid in rows and pid not in marked:
-        if pid in kept:
+    first = pid
+    while pid in rows and pid not in marks:
+        if pid in pids:
             return SUPERVISOR
         pid = rows[pid].parent
-    if pid not in marked:
+    if pid not in marks:
         return ORPHAN
-    return rows[pid].environment.get(ROLE) or (SUPERVISOR if own == pid else ORPHAN)
+    return rows[pid].environment.get(ROLE) or (SUPERVISOR if first == pid else ORPHAN)

@@ -20,7 +20,7 @@ from millrace.infra.log.newest import newest_first
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
-from millrace.infra.process.service import inherited
+from millrace.infra.process.service import inherited_environment
 from millrace.infra.versions import directory
 from millrace.schemas.records import WeightVersion
 
@@ -74,7 +74,7 @@ def adapter_room(settings: Settings) -> AdapterRoom | None:
 
 def _newest(settings: Settings) -> str:
     """Directory of the newest full weights that still lie there. The reloader checks and corrects it later."""
-    said = ""
+    last = ""
     while True:
         try:
             with connect(settings) as bus:
@@ -86,13 +86,13 @@ def _newest(settings: Settings) -> str:
             reason = f"policy {settings.policy.name} has no version yet: `millrace policy create --model DIR` writes it"
         except (UnreachableError, TopicError) as error:
             reason = str(error)
-        if reason != said:
+        if reason != last:
             log.info("the engine waits: %s", reason)
-            said = reason
+            last = reason
         time.sleep(0.5)
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(command[0], list(command), inherited() | environment)
+    os.execve(command[0], list(command), inherited_environment() | environment)

@@ -19,7 +19,7 @@ from pathlib import Path
 from millrace.infra import durable
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine.broker import Broker
-from millrace.infra.machine.class_archive import place, seal, whole
+from millrace.infra.machine.class_archive import is_intact, place, seal
 from millrace.infra.machine.jars import class_path, only_one
 from millrace.infra.machine.java import java
 from millrace.infra.process.net import wait_until
@@ -34,9 +34,9 @@ def make() -> Path:
     ServiceError where Java makes none, OSError where the cache or the folder for temporary files cannot be written."""
     jars = class_path()
     archive = place(java(), jars)
-    if not whole(archive):
+    if not is_intact(archive):
         with only_one(archive.parent):
-            if not whole(archive):
+            if not is_intact(archive):
                 archive.unlink(missing_ok=True)  # who maps it keeps it
                 _fill(archive, jars)
                 seal(archive)
@@ -44,24 +44,24 @@ def make() -> Path:
 
 
 def _fill(archive: Path, jars: Sequence[Path]) -> None:
-    with tempfile.TemporaryDirectory(prefix="millrace-classes-") as home, durable.drafted(archive) as draft:
+    with tempfile.TemporaryDirectory(prefix="millrace-classes-") as home, durable.drafting(archive) as draft:
         broker = Broker(Path(home))
         broker.prepare()
-        listed = broker.home / "classes"
-        _list(broker, listed)
-        flags = ["-Xshare:dump", f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={draft}"]
+        class_list = broker.home / "classes"
+        _list(broker, class_list)
+        flags = ["-Xshare:dump", f"-XX:SharedClassListFile={class_list}", f"-XX:SharedArchiveFile={draft}"]
         command = [str(java()), *flags, "-XX:+UseSerialGC", "-cp", os.pathsep.join(map(str, jars))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-        if done.returncode or not draft.is_file():
-            raise ServiceError(f"{command[0]} ended with code {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        if run.returncode or not draft.is_file():
+            raise ServiceError(f"{command[0]} ended with code {run.returncode}: {(run.stdout + run.stderr)[-1000:]}")
 
 
-def _list(broker: Broker, listed: Path) -> None:
-    """Have a prepared broker write to `listed` which classes it loads until it is ready, and end."""
+def _list(broker: Broker, class_list: Path) -> None:
+    """Have a prepared broker write to `class_list` which classes it loads until it is ready, and end."""
     program, *arguments = broker.command()
     with broker.log.open("wb") as log:
         process = subprocess.Popen(
-            [program, f"-XX:DumpLoadedClassList={listed}", *arguments],
+            [program, f"-XX:DumpLoadedClassList={class_list}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -69,15 +69,15 @@ def _list(broker: Broker, listed: Path) -> None:
             preexec_fn=_end_with_parent,
         )
     try:
-        wait_until(lambda: process.poll() is not None or broker.ready(), "the broker", PATIENCE_S)
+        wait_until(lambda: process.poll() is not None or broker.is_ready(), "the broker", PATIENCE_S)
         process.terminate()
         process.wait(PATIENCE_S)
     finally:
         process.kill()
         process.wait()
-    if not listed.is_file():
-        said = broker.log.read_text(errors="replace").strip()[-1000:]
-        raise ServiceError(f"{program} ended with code {process.returncode} and listed no classes: {said}")
+    if not class_list.is_file():
+        tail = broker.log.read_text(errors="replace").strip()[-1000:]
+        raise ServiceError(f"{program} ended with code {process.returncode} and listed no classes: {tail}")
 
 
 def _end_with_parent() -> None:

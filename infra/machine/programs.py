@@ -16,12 +16,12 @@ from functools import lru_cache
 from pydantic import SecretStr
 
 from millrace.infra.config import Settings
-from millrace.infra.gateway_processes import INDEX, retired
+from millrace.infra.gateway_processes import INDEX, retired_indexes
 from millrace.infra.machine.supervisor import Program
 from millrace.schemas.ids import now_micros
 
 BROKER, ENGINE = "broker", "engine"
-SHARED = ("refine", "seal", "warehouse")
+SHARED_ROLES = ("refine", "seal", "warehouse")
 """roles that serve every policy of a namespace"""
 KEYS = 1
 """raised when programs began to ask each other for keys: those that run without are restarted"""
@@ -64,14 +64,14 @@ READS: Mapping[str, tuple[str, ...]] = {
 
 def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program]:
     """Every process of the deployment on this machine. `environment` leads each to the same settings."""
-    made: list[Program] = []
+    out: list[Program] = []
 
     def add(
         name: str,
         role: str,
         *,
         stop_s: int = 15,
-        again: bool = True,
+        restarts: bool = True,
         healthy_s: int = 10,
         process: int = 0,
         **variables: str,
@@ -80,7 +80,7 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
         variables["MILLRACE_SETTINGS"] = _digest(settings, role)
         if process:
             variables[INDEX] = str(process)
-        made.append(Program(name, command, {**environment, **variables}, stop_s, again, healthy_s))
+        out.append(Program(name, command, {**environment, **variables}, stop_s, restarts, healthy_s))
 
     if settings.kafka.local:
         add(BROKER, "broker", stop_s=30)
@@ -90,11 +90,11 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     add("gateway", "gateway")
     for index in range(1, settings.gateway.processes):
         add(f"gateway-{index}", "gateway", process=index)
-    for index in retired(settings, now_micros()):
+    for index in retired_indexes(settings, now_micros()):
         # It ends what it holds, and then well.
-        add(f"gateway-{index}", "gateway", again=False, process=index)
+        add(f"gateway-{index}", "gateway", restarts=False, process=index)
     for role in ("refine", "reward", "seal", "dispatch"):
-        if settings.shared or role not in SHARED:
+        if settings.shared or role not in SHARED_ROLES:
             add(role, role)
     if settings.otlp.enabled:
         add("otlp", "otlp")
@@ -103,13 +103,13 @@ def programs(settings: Settings, environment: Mapping[str, str]) -> list[Program
     threads = str(settings.learner.threads)
     for number in range(settings.learner.learners):
         # A learner that has reached its last version ends well and stays down.
-        add(f"learn-{number}", "learn", again=False, OMP_NUM_THREADS=threads)
+        add(f"learn-{number}", "learn", restarts=False, OMP_NUM_THREADS=threads)
     if settings.rollout.agent:
         for number in range(settings.rollout.workers):
             add(f"rollout-{number}", "rollout")
     if settings.warehouse.enabled and settings.shared:
         add("warehouse", "warehouse", stop_s=30)
-    return made
+    return out
 
 
 def _digest(settings: Settings, role: str) -> str:
@@ -119,7 +119,7 @@ def _digest(settings: Settings, role: str) -> str:
     read = {key: _value(values, key) for key in READS[role]} | {"keys": KEYS}
     if settings.adapters and role == ENGINE:
         read |= {"lora": values["learner"]["lora"], "eta": values["policy"]["eta"]}
-    return _slow_digest(json.dumps(read, sort_keys=True, default=_plain), str(settings.home))
+    return _slow_digest(json.dumps(read, sort_keys=True, default=_text), str(settings.home))
 
 
 def _value(values: Mapping[str, Mapping[str, object]], key: str) -> object:
@@ -127,7 +127,7 @@ def _value(values: Mapping[str, Mapping[str, object]], key: str) -> object:
     return values[section][name] if name else values[section]
 
 
-def _plain(value: object) -> str:
+def _text(value: object) -> str:
     return str(value.get_secret_value()) if isinstance(value, SecretStr) else str(value)
 
 

@@ -29,11 +29,11 @@ import psutil
 
 from millrace.infra import durable
 from millrace.infra.config import PREFIX
-from millrace.infra.config.explain import RESERVED
+from millrace.infra.config.explain import RESERVED_NAMES
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine import keeper, leftovers
 from millrace.infra.process.net import socket_dir, wait_until
-from millrace.infra.process.service import inherited
+from millrace.infra.process.service import inherited_environment
 
 LAST = ("broker",)
 """programs that the others need to end well"""
@@ -102,9 +102,9 @@ class Supervisor:
 
     def running(self) -> bool:
         """Whether the supervisor of this deployment answers."""
-        return self._who() == self.deployment
+        return self._present_deployment() == self.deployment
 
-    def _who(self) -> str:
+    def _present_deployment(self) -> str:
         """The deployment of the supervisor that answers from this home, empty when none does."""
         try:
             return str(self._call("supervisor.getIdentification"))
@@ -123,22 +123,22 @@ class Supervisor:
             except OSError as error:
                 raise ServiceError(f"{folder} cannot be made: {error.strerror}: choose another home") from None
         with self._only_one():
-            if (other := self._who()) not in ("", self.deployment):
+            if (present := self._present_deployment()) not in ("", self.deployment):
                 raise ServiceError(
-                    f"deployment {other.partition(':')[0]} runs from {self.home}: choose another home for one beside "
+                    f"deployment {present.partition(':')[0]} runs from {self.home}: choose another home for one beside "
                     f"it, for one in its place run `millrace down` first"
                 )
             if self.running():
-                if self._settled():
+                if self._has_settings():
                     self._apply(programs)
                     return []
                 self.down()
-            stopped = self._stop_left()
+            leftover_ids = self._stop_leftovers()
             self._write(programs)
             with (self.folder / "output.log").open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "millrace.infra.machine.keeper", "-n", "-c", str(self._config)],
-                    env=inherited() | self.environment | {leftovers.DEPLOYMENT: self.deployment},
+                    env=inherited_environment() | self.environment | {leftovers.DEPLOYMENT: self.deployment},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -154,12 +154,12 @@ class Supervisor:
                 return self.running()
 
             wait_until(ready, "the supervisor", 120)
-            return stopped
+            return leftover_ids
 
     def down(self, last: Collection[str] = LAST, grace_s: float = 60) -> list[int]:
         """Stop every program (those in `last` after the others, which may need them to leave well), then the
         supervisor, then whatever is left of the deployment; gives ids of the latter."""
-        left: list[psutil.Process] = []
+        remains: list[psutil.Process] = []
         if self.running():
             first = [state.name for state in self.states() if state.name not in last]
             for name in first:
@@ -167,12 +167,12 @@ class Supervisor:
             wait_until(lambda: not any(s.pid for s in self.states() if s.name in first), "the end of all", grace_s)
             pid = cast(int, self._call("supervisor.getPID"))
             # Whom the supervisor adopted, only the supervisor still knows; it ends the others itself.
-            ended = {pid, *self.pids()}
-            left = [p for p in leftovers.find(self.deployment, sessions=[pid]) if p.pid not in ended]
+            pids = {pid, *self.pids()}
+            remains = [p for p in leftovers.find(self.deployment, sessions=[pid]) if p.pid not in pids]
             self._call("supervisor.shutdown")
-            wait_until(lambda: not _alive(pid), "the end of the supervisor", grace_s)
-            return leftovers.stop([*{*left, *self._left()}])
-        return self._stop_left(last)
+            wait_until(lambda: not _is_alive(pid), "the end of the supervisor", grace_s)
+            return leftovers.stop([*{*remains, *self._leftovers()}])
+        return self._stop_leftovers(last)
 
     def pids(self) -> list[int]:
         """Ids of the programs that run now; none when no supervisor runs. Raises ServiceError when it is silent."""
@@ -198,11 +198,11 @@ class Supervisor:
 
     def _state(self, row: Mapping[str, Any], ends: Sequence[End]) -> ProgramState:
         up_s = max(0.0, row["now"] - row["start"]) if row["pid"] else 0.0
-        bad = failing(row["statename"], up_s, ends, row["now"])
-        said = row["spawnerr"] or row["description"]
-        if bad:
-            said = last_error(self.log_tail(row["name"], SAID_BYTES)) or said
-        return ProgramState(row["name"], row["statename"], row["pid"] or None, up_s, said, len(ends), bad)
+        is_failing = failing(row["statename"], up_s, ends, row["now"])
+        text = row["spawnerr"] or row["description"]
+        if is_failing:
+            text = last_error(self.log_tail(row["name"], SAID_BYTES)) or text
+        return ProgramState(row["name"], row["statename"], row["pid"] or None, up_s, text, len(ends), is_failing)
 
     def pid(self, name: str) -> int | None:
         """Process id of a program, None while it does not run."""
@@ -219,8 +219,8 @@ class Supervisor:
             self._call("supervisor.stopProcess", name, wait)
         except Fault as fault:
             if fault.faultCode != _NOT_RUNNING:
-                known = ", ".join(state.name for state in self.states())
-                raise ServiceError(f"{name}: {fault.faultString}; programs: {known}") from fault
+                names = ", ".join(state.name for state in self.states())
+                raise ServiceError(f"{name}: {fault.faultString}; programs: {names}") from fault
 
     def log_tail(self, name: str, size: int = 2000) -> str:
         """The last `size` bytes that a program printed."""
@@ -231,31 +231,31 @@ class Supervisor:
         except OSError:
             return ""
 
-    def _settled(self) -> bool:
+    def _has_settings(self) -> bool:
         """Whether the running supervisor's environment holds the settings that ours does."""
-        theirs = psutil.Process(cast(int, self._call("supervisor.getPID"))).environ()
-        return settings_in(theirs) == settings_in(inherited() | self.environment)
+        environment = psutil.Process(cast(int, self._call("supervisor.getPID"))).environ()
+        return settings_in(environment) == settings_in(inherited_environment() | self.environment)
 
     def left_alone(self) -> int:
         """How many processes of the deployment run on although their supervisor is gone, so that none would be started
         again; 0 while it lives."""
-        return 0 if self.running() else len(self._left())
+        return 0 if self.running() else len(self._leftovers())
 
-    def _stop_left(self, last: Collection[str] = LAST) -> list[int]:
+    def _stop_leftovers(self, last: Collection[str] = LAST) -> list[int]:
         """End what a dead supervisor left, the roles in `last` after the others: who cannot say goodbye to the broker
         waits for it in vain, until it is killed. Gives their ids."""
-        first = leftovers.stop(self._left(spared=last))
-        return [*first, *leftovers.stop(self._left())]
+        first = leftovers.stop(self._leftovers(skips=last))
+        return [*first, *leftovers.stop(self._leftovers())]
 
-    def _left(self, spared: Collection[str] = ()) -> list[psutil.Process]:
+    def _leftovers(self, skips: Collection[str] = ()) -> list[psutil.Process]:
         """Processes of the deployment that no living supervisor keeps. The id of the last one is its session's too."""
         try:
             pid, boot = self._session.read_text().split()
         except (OSError, ValueError):
             pid = boot = ""
         # Numbers of before a restart of the machine belong to others by now.
-        known = [int(pid)] if pid.isdigit() and boot == _boot() else []
-        return leftovers.find(self.deployment, sessions=known, spared=spared)
+        sessions = [int(pid)] if pid.isdigit() and boot == _boot() else []
+        return leftovers.find(self.deployment, sessions=sessions, skips=skips)
 
     @property
     def _session(self) -> Path:
@@ -267,11 +267,11 @@ class Supervisor:
 
     def _apply(self, programs: Sequence[Program]) -> None:
         self._write(programs)
-        added, changed, removed = cast(list[list[list[str]]], self._call("supervisor.reloadConfig"))[0]
-        for name in [*changed, *removed]:
+        additions, changes, removals = cast(list[list[list[str]]], self._call("supervisor.reloadConfig"))[0]
+        for name in [*changes, *removals]:
             self._call("supervisor.stopProcessGroup", name, True)
             self._call("supervisor.removeProcessGroup", name)
-        for name in [*added, *changed]:
+        for name in [*additions, *changes]:
             self._call("supervisor.addProcessGroup", name)
 
     @property
@@ -281,7 +281,7 @@ class Supervisor:
     def _write(self, programs: Sequence[Program]) -> None:
         sections = [
             f"[unix_http_server]\nfile={self.socket}\nchmod=0700",
-            f"[supervisord]\nidentifier={_plain(self.deployment)}\nlogfile={self.folder}/supervisord.log\n"
+            f"[supervisord]\nidentifier={_escape(self.deployment)}\nlogfile={self.folder}/supervisord.log\n"
             f"logfile_maxbytes=10MB\nlogfile_backups=1\npidfile={self.folder}/supervisord.pid\nnodaemon=true\n"
             "minfds=1024\nminprocs=50\nnocleanup=true\numask=077",
             "[rpcinterface:supervisor]\n"
@@ -295,12 +295,12 @@ class Supervisor:
         # Through env(1): supervisord's own `environment` cannot carry quotes.
         variables = {**program.environment, leftovers.ROLE: program.name}
         words = ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(variables.items())), *program.command]
-        command = _plain(" ".join(map(shlex.quote, words)))
-        again = "true" if program.again else "unexpected"
+        command = _escape(" ".join(map(shlex.quote, words)))
+        autorestart = "true" if program.again else "unexpected"
         # Pauses between failed starts grow by a second each.
         return (
-            f"[program:{program.name}]\ncommand={command}\ndirectory={_plain(str(Path.cwd()))}\n"
-            f"autostart=true\nautorestart={again}\nexitcodes=0\nstartsecs={program.healthy_s}\nstartretries=100000\n"
+            f"[program:{program.name}]\ncommand={command}\ndirectory={_escape(str(Path.cwd()))}\n"
+            f"autostart=true\nautorestart={autorestart}\nexitcodes=0\nstartsecs={program.healthy_s}\nstartretries=100000\n"
             f"stopwaitsecs={program.stop_s}\nstopasgroup=false\nkillasgroup=true\nredirect_stderr=true\n"
             f"stdout_logfile={self.logs}/{program.name}.log\nstdout_logfile_maxbytes=20MB\nstdout_logfile_backups=1"
         )
@@ -348,8 +348,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that are settings; what a supervisor tells each program itself is none."""
-    own = {f"{PREFIX}{name}" for name in RESERVED}
-    return {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in own}
+    reserves = {f"{PREFIX}{name}" for name in RESERVED_NAMES}
+    return {name: value for name, value in environment.items() if name.startswith(PREFIX) and name not in reserves}
 
 
 def _boot() -> str:
@@ -360,14 +360,14 @@ def _boot() -> str:
         return f"{psutil.boot_time():.0f}"
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def _plain(text: str) -> str:
+def _escape(text: str) -> str:
     """supervisord expands %(name)s, ends a value at a line break and takes ` ;` and ` #` for comments."""
     if any(part in text for part in ("\n", " ;", " #")):
         raise ServiceError(f"{text!r} cannot be passed through the supervisor: leave out line breaks, ' ;' and ' #'")
@@ -400,5 +400,5 @@ def failing(state: str, up_s: float, ends: Sequence[End], now: float) -> bool:
 def last_error(log: str) -> str:
     """The newest line of a log that tells of an error, else its newest line; without what a terminal would obey."""
     lines = [line for line in (UNSEEN.sub("", raw).rstrip() for raw in log.splitlines()) if line.strip()]
-    told = next((line for line in reversed(lines) if ERROR_WORDS.search(line) and not TRACE.match(line)), None)
-    return (told or (lines[-1] if lines else "")).strip()[:LINE_CHARACTERS]
+    fault = next((line for line in reversed(lines) if ERROR_WORDS.search(line) and not TRACE.match(line)), None)
+    return (fault or (lines[-1] if lines else "")).strip()[:LINE_CHARACTERS]

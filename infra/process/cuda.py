@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 DRIVER = "libcuda.so.1"
-LOADED = Path("/proc/driver/nvidia/version")
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 """what the kernel module says of itself"""
 
 
@@ -24,7 +24,7 @@ def usable() -> bool:
 def driver() -> str:
     """The version of the driver, such as 570.124.06; none where nothing says it."""
     try:
-        found = re.search(r"\s(\d+\.[\d.]+)\s", LOADED.read_text())
+        match = re.search(r"\s(\d+\.[\d.]+)\s", DRIVER_VERSION.read_text())
     except OSError:
-        found = None
-    return found[1] if found else "none"
+        match = None
+    return match[1] if match else "none"

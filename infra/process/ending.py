@@ -28,10 +28,10 @@ def end(code: int = 0) -> NoReturn:
     os._exit(code)
 
 
-def stop_asked() -> asyncio.Event:
+def stop_event() -> asyncio.Event:
     """An event that either signal sets, from now on; for the loop that runs. Neither ends the process by itself any
     more."""
-    asked, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
-    return asked
+        loop.add_signal_handler(number, stop.set)
+    return stop

@@ -21,16 +21,16 @@ def find_modules_here() -> None:
         sys.path.append(here)
 
 
-def load_function(name: str, what: str, example: str, error: type[MillraceError] = ConfigError) -> Any:
-    """The function that `module:function` names. `what` says in errors whose name this is. Raises `error`."""
+def load_function(name: str, owner: str, example: str, error: type[MillraceError] = ConfigError) -> Any:
+    """The function that `module:function` names. `owner` says in errors whose name this is. Raises `error`."""
     module, _, function = name.partition(":")
     if not module or not function:
-        raise error(f"{what} {name!r} must be module:function, such as {example}")
+        raise error(f"{owner} {name!r} must be module:function, such as {example}")
     find_modules_here()
     try:
-        found = getattr(importlib.import_module(module), function)
+        target = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as cause:
-        raise error(f"{what} {name!r} cannot be loaded: {cause}") from cause
-    if not callable(found):
-        raise error(f"{what} {name!r} is not a function")
-    return found
+        raise error(f"{owner} {name!r} cannot be loaded: {cause}") from cause
+    if not callable(target):
+        raise error(f"{owner} {name!r} is not a function")
+    return target

@@ -57,10 +57,10 @@ def socket_dir(home: Path) -> Path:
     return path
 
 
-def wait_until(ready: Callable[[], bool], what: str, timeout_s: float, every_s: float = 0.1) -> None:
-    """Poll until `ready`, which may raise to give up at once. Raises ServiceError naming `what` when time is over."""
+def wait_until(is_up: Callable[[], bool], name: str, timeout_s: float, every_s: float = 0.1) -> None:
+    """Poll until `is_up`, which may raise to give up at once. Raises ServiceError naming `name` when time is over."""
     deadline = time.monotonic() + timeout_s
-    while not ready():
+    while not is_up():
         if time.monotonic() > deadline:
-            raise ServiceError(f"{what} is not ready after {timeout_s:g} s: its log says why; if it is slow, try again")
+            raise ServiceError(f"{name} is not ready after {timeout_s:g} s: its log says why; if it is slow, try again")
         time.sleep(every_s)

@@ -43,7 +43,7 @@ class Service(ABC):
         return {}
 
     @abstractmethod
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it serves now."""
 
     @property
@@ -62,7 +62,7 @@ class Service(ABC):
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(),
-                env=inherited() | self.environment(),
+                env=inherited_environment() | self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -74,13 +74,13 @@ class Service(ABC):
     def wait(self, timeout_s: float) -> None:
         """Wait until it serves. Raises ServiceError with the end of its log when it died instead."""
 
-        def ready() -> bool:
+        def is_ready() -> bool:
             if self._process and self._process.poll() is not None:
                 tail = self.log.read_text(errors="replace")[-2000:]
                 raise ServiceError(f"{self.name} ended with code {self._process.returncode}; {self.log} ends:\n{tail}")
-            return self.ready()
+            return self.is_ready()
 
-        wait_until(ready, f"{self.name} ({self.log})", timeout_s)
+        wait_until(is_ready, f"{self.name} ({self.log})", timeout_s)
 
     def stop(self, timeout_s: float = 20) -> None:
         """SIGTERM, then SIGKILL when that does not end it in time. Safe to repeat."""
@@ -108,6 +108,6 @@ class Service(ABC):
         return self
 
 
-def inherited() -> dict[str, str]:
+def inherited_environment() -> dict[str, str]:
     """This process's environment, less what a service must not inherit."""
     return {name: value for name, value in os.environ.items() if name not in UNSET}

@@ -34,7 +34,7 @@ from millrace.infra.log.base import Record
 from millrace.schemas import records
 from millrace.schemas.ids import Micros
 
-NOTHING: Mapping[str, str] = MappingProxyType({})
+NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 TICK = "tick"
 
 
@@ -73,7 +73,7 @@ class Emit:
     name: str
     record: records.Record
     partition: int | None = None
-    headers: Mapping[HeaderName, str] | Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    headers: Mapping[HeaderName, str] | Mapping[str, str] = field(default_factory=lambda: NO_TEXTS)
     ref: str = ""
 
 
@@ -130,7 +130,7 @@ class View(Protocol):
         """Keys that hold a value or items and start with `prefix`, sorted."""
 
 
-def required(view: View, key: Key[T]) -> T:
+def require(view: View, key: Key[T]) -> T:
     """The value of a key. Raises KeyError when it has none: what is folded then is unfoldable."""
     value = view.get(key)
     if value is None:
@@ -150,7 +150,7 @@ class Table(Generic[T]):
         """The key of this name. A table of one key has no name to give."""
         return cast("Key[T]", self.prefix + name)
 
-    def known(self, key: str) -> Key[T] | None:
+    def match(self, key: str) -> Key[T] | None:
         """A key as one of this table, None for another's."""
         return cast("Key[T]", key) if key.startswith(self.prefix) else None
 
@@ -200,7 +200,7 @@ class Stage(ABC):
         """The name under which the runner may remember a source that numbers its records: the same for the same."""
         return source
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
+    def ids_of(self, view: View, what: Record | str) -> Mapping[str, object]:
         """The envelope's ids (id, tenant, policy, group, trajectory), as far as they are known, of a record that could
         not be folded, or of what a timer's key stands for. They go into its dead letter; nothing is lost by raising."""
         return {}

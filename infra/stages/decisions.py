@@ -25,7 +25,7 @@ REASON = "as its settings say"
 
 def setting(policy: str, name: str, value: object, now: Micros) -> Decision:
     """The decision that gives a policy's setting a value, which is JSON."""
-    asked: Decision = {
+    decision: Decision = {
         "id": "",
         "kind": "setting",
         "policy": policy,
@@ -35,7 +35,7 @@ def setting(policy: str, name: str, value: object, now: Micros) -> Decision:
         "author": AUTHOR,
         "time": now,
     }
-    return {**asked, "id": id_of(asked)}
+    return {**decision, "id": id_of(decision)}
 
 
 def id_of(decision: Decision) -> str:
@@ -57,6 +57,6 @@ def outgoing(topic: str, decision: Decision) -> Outgoing:
 def settings_of(bus: Bus, namespace: str, policy: str) -> Iterator[Row[Decision]]:
     """The decisions about settings of a policy, in the order of the log. A record that is none is named in the log of
     this process and passed over."""
-    for row in History(bus, namespace, policy, bounded=True).rows(DECISIONS):
+    for row in History(bus, namespace, policy, is_bounded=True).rows(DECISIONS):
         if (row["kind"], row["policy"]) == ("setting", policy):
             yield row

@@ -24,8 +24,8 @@ from millrace.infra.log.base import Record
 from millrace.infra.log.topics import changelog_of, full_name, logical_name
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Op, Put, Stage, Wake
 from millrace.infra.stages.letters import UNFOLDABLE, dead_letter, place_of, refuses
-from millrace.infra.stages.outbox import Encoding, arranged, needs, ready
-from millrace.infra.stages.state import OWN, SlotState
+from millrace.infra.stages.outbox import Encoding, encode_emit, needs, phases_of
+from millrace.infra.stages.state import RUNNER_PREFIX, SlotState
 from millrace.schemas import bounds
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import Place, Range
@@ -36,7 +36,7 @@ WAKES_AT_ONCE = 10_000
 ENVIRONMENT = (StorageError, OSError, MemoryError)
 """errors of the machine, which another try may not meet: to blame the record would lose it"""
 
-_SLOT = f"{OWN}slot"
+_SLOT = f"{RUNNER_PREFIX}slot"
 
 
 class FoldFailure(NamedTuple):
@@ -50,7 +50,7 @@ class FoldFailure(NamedTuple):
 
 
 @dataclass(slots=True)
-class Folded:
+class FoldedTurn:
     """What a turn came to. An emit's scope is the record or wake that it was yielded for: refs hold inside it."""
 
     number: int
@@ -65,11 +65,11 @@ class Folded:
     failures: list[FoldFailure] = field(default_factory=list)
 
 
-class _Done(NamedTuple):
+class _Outcome(NamedTuple):
     """What became of one record or wake."""
 
     error: Exception | None
-    changed: bool
+    has_changed: bool
     """whether the state differs"""
 
 
@@ -94,11 +94,11 @@ class Fold:
         self._timers = full_name(namespace, changelog) if namespace else changelog
         self._marks = SourceMarks(state, stage.kept_name)
         self._skip = skip_duplicates
-        own = state.own(_SLOT)
-        known: dict[str, Any] = next((value for _, value in own), {"now": 0, "turns": 0, "sides": {}})
-        self.now: Micros = known["now"]
-        self.turns: int = known["turns"]
-        self.sides: dict[str, int] = known["sides"]
+        entries = state.runner_values(_SLOT)
+        progress: dict[str, Any] = next((value for _, value in entries), {"now": 0, "turns": 0, "sides": {}})
+        self.now: Micros = progress["now"]
+        self.turns: int = progress["turns"]
+        self.sides: dict[str, int] = progress["sides"]
         """next offset to read of each side, by logical name"""
         if stage.clock and state.timer(TICK) is None:
             state.wake(TICK, 0)
@@ -110,11 +110,11 @@ class Fold:
         at = self.state.next_wake()
         return at is not None and at > max(self.now, clock)
 
-    def turn(self, records: Iterable[Record], clock: Micros | None) -> Folded:
+    def turn(self, records: Iterable[Record], clock: Micros | None) -> FoldedTurn:
         """Fold one turn. `clock` is given to clock stages, else None. Raises what `ENVIRONMENT` names; the state is
         lost then."""
         stage, state = self._stage, self.state
-        out = Folded(self.turns, clock)
+        out = FoldedTurn(self.turns, clock)
         if clock is not None:
             self.now = max(self.now, clock)
             self._fire(out)
@@ -138,7 +138,7 @@ class Fold:
             side = name in stage.sides and name != stage.primary
             if side:
                 self.sides[name] = record.offset + 1
-            elif self._skip and self._marks.repeated(record.headers):
+            elif self._skip and self._marks.is_repeat(record.headers):
                 span["skipped"] += 1
                 out.duplicates += 1
                 continue
@@ -153,22 +153,22 @@ class Fold:
         state.put(_SLOT, {"now": self.now, "turns": self.turns, "sides": self.sides})
         return out
 
-    def _record(self, record: Record, timed: bool, out: Folded) -> bool:
+    def _record(self, record: Record, is_timed: bool, out: FoldedTurn) -> bool:
         """Fold one record; whether the stage took it."""
-        error = self._pass_time(record, out) if timed else None
+        error = self._pass_time(record, out) if is_timed else None
         if error is None:
             first = len(out.emits)
-            error, changed = self._whole(lambda: self._stage.on_record(self.state, record, self.now), out)
+            error, has_changed = self._apply_all(lambda: self._stage.on_record(self.state, record, self.now), out)
             if error is None:
                 emits = out.emits[first:]
-                return changed or not emits or not all(refuses(emit, record) for _, emit in emits)
+                return has_changed or not emits or not all(refuses(emit, record) for _, emit in emits)
         key = record.key.decode("utf-8", "replace")
         # Every slot reads a side, and each may fail at it in a state of its own.
         distinct = "" if logical_name(record.topic) == self._stage.primary else str(self.state.slot)
         self._unfoldable(error, place_of(record), key, record, distinct, out)
         return False
 
-    def _pass_time(self, record: Record, out: Folded) -> Exception | None:
+    def _pass_time(self, record: Record, out: FoldedTurn) -> Exception | None:
         """Let the time that a record carries come; why it cannot be believed, None when it can."""
         try:
             at = self._stage.time_of(self.state, record)
@@ -185,61 +185,61 @@ class Fold:
             self._fire(out)
         return None
 
-    def _fire(self, out: Folded) -> None:
-        fired: dict[str, int] = {}
-        while (key := self.state.due(self.now)) is not None:
-            fired[key] = fired.get(key, 0) + 1
-            if fired[key] > WAKES_AT_ONCE:
-                if fired[key] == WAKES_AT_ONCE + 1:
+    def _fire(self, out: FoldedTurn) -> None:
+        counts: dict[str, int] = {}
+        while (key := self.state.take_due(self.now)) is not None:
+            counts[key] = counts.get(key, 0) + 1
+            if counts[key] > WAKES_AT_ONCE:
+                if counts[key] == WAKES_AT_ONCE + 1:
                     self._endless(key, out)
                 continue
             if key == TICK and self._stage.clock:
                 self.state.wake(TICK, (self.now // SECOND + 1) * SECOND)
             self._wake(key, out)
 
-    def _wake(self, key: str, out: Folded) -> None:
-        error, _ = self._whole(lambda: self._stage.on_wake(self.state, key, self.now), out)
+    def _wake(self, key: str, out: FoldedTurn) -> None:
+        error, _ = self._apply_all(lambda: self._stage.on_wake(self.state, key, self.now), out)
         if error is not None:
-            self._wake_failed(error, key, out)
+            self._end_wake(error, key, out)
 
-    def _endless(self, key: str, out: Folded) -> None:
+    def _endless(self, key: str, out: FoldedTurn) -> None:
         error = StageError(f"{self._stage.name} wakes {key!r} endlessly at {self.now}: set it later than now")
         if not self._isolate:
             raise error
-        self._wake_failed(error, key, out)
+        self._end_wake(error, key, out)
 
-    def _wake_failed(self, error: Exception, key: str, out: Folded) -> None:
+    def _end_wake(self, error: Exception, key: str, out: FoldedTurn) -> None:
         """The timer is gone; the stage may end what waited for it."""
         place: Place = {"topic": self._timers, "partition": self.state.slot, "offset": -1}
         self._unfoldable(error, place, key, key, f"{key}@{self.now}", out)
-        self._whole(lambda: self._stage.on_unfoldable(self.state, key, self.now), out)
+        self._apply_all(lambda: self._stage.on_unfoldable(self.state, key, self.now), out)
 
     def _unfoldable(
-        self, error: Exception, place: Place, key: str, what: Record | str, distinct: str, out: Folded
+        self, error: Exception, place: Place, key: str, source: Record | str, distinct: str, out: FoldedTurn
     ) -> None:
         kind = type(error).__name__[:100]
-        known: Mapping[str, object] = {}
+        ids: Mapping[str, object] = {}
         try:
-            known = self._stage.named(self.state, what)
+            ids = self._stage.ids_of(self.state, source)
         except ENVIRONMENT:
             raise
         except Exception:
             """The letter names the place alone."""
-        detail = f"{'folding it' if isinstance(what, Record) else 'a timer of the state'} raised {kind}"
+        detail = f"{'folding it' if isinstance(source, Record) else 'a timer of the state'} raised {kind}"
 
         def letter(event: Mapping[str, object]) -> list[Op]:
-            made = dead_letter(
+            dead = dead_letter(
                 self._stage.name, place, UNFOLDABLE, detail, self.now, key=key, event=event, distinct=distinct
             )
-            return [made]
+            return [dead]
 
-        if self._whole(lambda: letter(known), out).error is not None:  # what the stage says of it is odd, too
-            self._whole(lambda: letter({}), out)
+        if self._apply_all(lambda: letter(ids), out).error is not None:  # what the stage says of it is odd, too
+            self._apply_all(lambda: letter({}), out)
         out.failures.append(
             FoldFailure(f"{place['topic']}[{place['partition']}]@{place['offset']}", kind, _where(error))
         )
 
-    def _whole(self, produce: Callable[[], Iterable[Op]], out: Folded) -> _Done:
+    def _apply_all(self, produce: Callable[[], Iterable[Op]], out: FoldedTurn) -> _Outcome:
         """Apply all operations of one record or wake, or none."""
         state, scope = self.state, len(out.emits)
         state.begin()
@@ -248,7 +248,7 @@ class Fold:
                 self._apply(op, scope, out)
             emits, encodings = out.emits[scope:], out.encodings[scope:]
             if len(emits) > 1 or any(map(needs, encodings)):  # one alone that waits for none names none
-                for _ in arranged(emits, encodings):
+                for _ in phases_of(emits, encodings):
                     """Raises for places that would never come."""
         except ENVIRONMENT:
             raise
@@ -257,18 +257,20 @@ class Fold:
                 raise
             state.undo()
             del out.emits[scope:], out.encodings[scope:]
-            return _Done(error, changed=False)
-        return _Done(None, state.keep())
+            return _Outcome(error, has_changed=False)
+        return _Outcome(None, state.keep())
 
-    def _apply(self, op: Op, scope: int, out: Folded) -> None:
+    def _apply(self, op: Op, scope: int, out: FoldedTurn) -> None:
         state = self.state
         if isinstance(op, Emit):
-            data = ready(op)
+            data = encode_emit(op)
             out.emits.append((scope, op))
             out.encodings.append(data)
             return
-        if op.key.startswith(OWN):
-            raise StageError(f"{self._stage.name} uses key {op.key!r}: keys that start with {OWN!r} are the runner's")
+        if op.key.startswith(RUNNER_PREFIX):
+            raise StageError(
+                f"{self._stage.name} uses key {op.key!r}: keys that start with {RUNNER_PREFIX!r} are the runner's"
+            )
         match op:
             case Put(key, value):
                 state.put(key, value)
@@ -288,8 +290,8 @@ def _where(error: Exception) -> str:
     return "" if at is None else f"{at.tb_frame.f_code.co_filename}:{at.tb_lineno}"
 
 
-PREFIX = f"{OWN}source/"
-_NONE = (-1, -1)
+PREFIX = f"{RUNNER_PREFIX}source/"
+_NO_MARK = (-1, -1)
 
 
 class SourceMarks:
@@ -300,20 +302,20 @@ class SourceMarks:
         self._state = state
         self._rename = rename
         self._seen: dict[str, tuple[int, int]] = {
-            key.removeprefix(PREFIX): (epoch, seq) for key, (epoch, seq) in state.own(PREFIX)
+            key.removeprefix(PREFIX): (epoch, seq) for key, (epoch, seq) in state.runner_values(PREFIX)
         }
         self._moved: set[str] = set()
 
-    def repeated(self, headers: Mapping[str, bytes]) -> bool:
+    def is_repeat(self, headers: Mapping[str, bytes]) -> bool:
         """Whether a record with these headers was taken before, or one that its source numbered later."""
-        numbered = _numbered(headers)
-        return numbered is not None and numbered[1] <= self._seen.get(self._name(numbered[0]), _NONE)
+        number = _number_of(headers)
+        return number is not None and number[1] <= self._seen.get(self._name(number[0]), _NO_MARK)
 
     def move(self, headers: Mapping[str, bytes]) -> None:
         """The record with these headers was taken: its number becomes its source's mark."""
-        numbered = _numbered(headers)
-        if numbered is not None:
-            source, number = self._name(numbered[0]), numbered[1]
+        mark = _number_of(headers)
+        if mark is not None:
+            source, number = self._name(mark[0]), mark[1]
             self._seen[source] = number
             self._moved.add(source)
 
@@ -327,7 +329,7 @@ class SourceMarks:
         self._moved.clear()
 
 
-def _numbered(headers: Mapping[str, bytes]) -> tuple[str, tuple[int, int]] | None:
+def _number_of(headers: Mapping[str, bytes]) -> tuple[str, tuple[int, int]] | None:
     """(source, (epoch, seq)) of a record, None for one that is not numbered."""
     source = headers.get("source")
     if source is None or len(source) > bounds.NAME_BYTES:

@@ -32,7 +32,7 @@ def place_of(record: Record) -> Place:
     return {"topic": record.topic, "partition": record.partition, "offset": record.offset}
 
 
-def short(name: str) -> str:
+def bounded_name(name: str) -> str:
     """A name as it is, or its digest where it is longer than a name may be."""
     data = name.encode("utf-8", "backslashreplace")
     if len(data) <= bounds.NAME_BYTES:
@@ -56,7 +56,7 @@ def dead_letter(
 
     `event` is anything with an envelope's ids: an event, or what a stage kept of one. `distinct` tells letters apart
     that have one place and one reason."""
-    known = event or {}
+    ids = event or {}
     parts = ("dead-letter", stage, place["topic"], place["partition"], place["offset"], reason)
     letter: DeadLetter = {
         "id": made_id(*parts, distinct) if distinct else made_id(*parts),
@@ -64,16 +64,16 @@ def dead_letter(
         "place": {**place},
         "reason": reason,
         "detail": detail[: bounds.NAME_BYTES],
-        "event_id": _short(known.get("id")),
-        "policy": _short(known.get("policy")),
-        "tenant": _short(known.get("tenant")),
-        "group": _short(known.get("group")),
-        "trajectory": _short(known.get("trajectory")),
+        "event_id": _short_or_none(ids.get("id")),
+        "policy": _short_or_none(ids.get("policy")),
+        "tenant": _short_or_none(ids.get("tenant")),
+        "group": _short_or_none(ids.get("group")),
+        "trajectory": _short_or_none(ids.get("trajectory")),
         "time": now,
     }
     return Emit(
         DEAD_LETTERS,
-        short(key),
+        bounded_name(key),
         "DeadLetter",
         letter,
         partition=partition,
@@ -86,5 +86,5 @@ def refuses(emit: Emit, record: Record) -> bool:
     return emit.topic == DEAD_LETTERS and cast(DeadLetter, emit.record)["place"] == place_of(record)
 
 
-def _short(name: str | None) -> str | None:
-    return None if name is None else short(name)
+def _short_or_none(name: str | None) -> str | None:
+    return None if name is None else bounded_name(name)

@@ -41,8 +41,8 @@ class StageRunner:
             f"{settings.namespace}.{stage.name}",
             full_name(settings.namespace, stage.primary),
             client_id=client_id or stage.name,
-            on_assign=self._assigned,
-            on_revoke=self._revoked,
+            on_assign=self._park,
+            on_revoke=self._close_slots,
         )
 
     def step(self, timeout_s: float = IDLE_S) -> int:
@@ -50,36 +50,36 @@ class StageRunner:
 
         Raises what no record can bring about (TopicError, a missing claims directory ...); a slot that lost its turn is
         restored, and what cannot be folded is a dead letter."""
-        polled = self._member.poll(self._settings.turn_records, timeout_s)
-        owned = self._member.assigned()
-        if not owned:
+        records = self._member.poll(self._settings.turn_records, timeout_s)
+        slots = self._member.assignment()
+        if not slots:
             return 0
         try:
             token = self._member.token()
         except RefusedError as error:
             # What was polled cannot be committed and will not be polled again: every slot has to seek.
             for number in list(self.slots):
-                self._revoked({number})
-                self._dropped(number, error)
+                self._close_slots({number})
+                self._note_loss(number, error)
             return 0
         faults.point("runner.after_poll")
         batches: dict[int, list[Record]] = {}
-        for record in polled:
+        for record in records:
             batches.setdefault(record.partition, []).append(record)
-        folded = 0
-        for number in sorted(owned):
+        count = 0
+        for number in sorted(slots):
             slot = self.slots.get(number)
             if slot is None:
                 self._open(number)
             else:
-                folded += self._work(slot, batches.get(number, []), token)
+                count += self._work(slot, batches.get(number, []), token)
         self._look()
-        return folded
+        return count
 
     def close(self) -> None:
         """Leave the group and let go of every slot. Idempotent."""
         self._member.close()
-        self._revoked(set(self.slots))
+        self._close_slots(set(self.slots))
 
     def _open(self, number: int) -> None:
         if time.monotonic() < self._not_before.get(number, 0.0):
@@ -89,7 +89,7 @@ class StageRunner:
         except (TopicError, TooLargeError):
             raise
         except (BusError, StorageError) as error:
-            self._dropped(number, error)
+            self._note_loss(number, error)
 
     def _work(self, slot: Slot, records: list[Record], token: MemberToken) -> int:
         try:
@@ -98,18 +98,18 @@ class StageRunner:
             raise
         except (BusError, StorageError) as error:
             self.slots.pop(slot.number).close()
-            self._dropped(slot.number, error)
+            self._note_loss(slot.number, error)
             return 0
 
-    def _dropped(self, number: int, error: BusError | StorageError) -> None:
+    def _note_loss(self, number: int, error: BusError | StorageError) -> None:
         log.warning("%s slot %d is restored: %s", self._stage.name, number, error)
         self._not_before[number] = time.monotonic() + self._backoff_s
-        self._settings.telemetry.dropped(self._stage.name, number, error)
+        self._settings.telemetry.on_drop(self._stage.name, number, error)
 
-    def _assigned(self, partitions: set[int]) -> Mapping[int, int]:
+    def _park(self, partitions: set[int]) -> Mapping[int, int]:
         return dict.fromkeys(partitions, LATEST)  # parked: opening the slot seeks to where it goes on
 
-    def _revoked(self, partitions: set[int]) -> None:
+    def _close_slots(self, partitions: set[int]) -> None:
         for number in partitions:
             slot = self.slots.pop(number, None)
             if slot is not None:

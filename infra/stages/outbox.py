@@ -12,14 +12,14 @@ from typing import Any
 
 from millrace.infra import faults
 from millrace.infra.errors import StageError, TooLargeError
-from millrace.infra.log.base import Outgoing, Place, Sent, Transactor
+from millrace.infra.log.base import Outgoing, Place, Receipt, Transactor
 from millrace.infra.log.blobs import LARGEST, ClaimStore
 from millrace.infra.log.topics import full_name
 from millrace.infra.stages.base import Emit, Later
 from millrace.schemas import codec, records
 from millrace.schemas.errors import CorruptRecord
 
-Scoped = tuple[int, str]
+ScopedRef = tuple[int, str]
 Encoding = bytes | frozenset[str]
 """the record of an emit as bytes, or the refs of the places that it waits for"""
 Entry = tuple[int, Emit, Encoding]
@@ -27,7 +27,7 @@ Entry = tuple[int, Emit, Encoding]
 
 BESIDE_BYTES = 64 << 10
 """key and headers of a record together: what no claim can stand for and still fits beside `LARGEST`"""
-_ANY = {"topic": "", "partition": 0, "offset": 0}
+_PLACEHOLDER = {"topic": "", "partition": 0, "offset": 0}
 
 
 def refs_in(value: object) -> Iterator[str]:
@@ -42,18 +42,18 @@ def refs_in(value: object) -> Iterator[str]:
             yield from refs_in(part)
 
 
-def filled(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
+def fill_places(value: object, places: Mapping[str, Mapping[str, object]]) -> Any:
     """A copy of a record with every Later replaced by the place of its ref."""
     if isinstance(value, Later):
         return places[value.ref]
     if isinstance(value, Mapping):
-        return {key: filled(part, places) for key, part in value.items()}
+        return {key: fill_places(part, places) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [filled(part, places) for part in value]
+        return [fill_places(part, places) for part in value]
     return value
 
 
-def ready(emit: Emit) -> Encoding:
+def encode_emit(emit: Emit) -> Encoding:
     """What an emit is encoded to. Raises whatever keeps it from being written: CorruptRecord, TooLargeError for a key
     and headers that are too long, or what encoding them raises."""
     beside = len("".join((emit.key, *emit.headers, *emit.headers.values())).encode())
@@ -67,36 +67,36 @@ def ready(emit: Emit) -> Encoding:
         refs = frozenset(refs_in(emit.record))
         if not refs:
             raise
-    codec.encode_named(emit.name, filled(emit.record, dict.fromkeys(refs, _ANY)))
+    codec.encode_named(emit.name, fill_places(emit.record, dict.fromkeys(refs, _PLACEHOLDER)))
     return refs
 
 
-def arranged(emits: Sequence[tuple[int, Emit]], encodings: Sequence[Encoding]) -> Iterator[list[Entry]]:
+def phases_of(emits: Sequence[tuple[int, Emit]], encodings: Sequence[Encoding]) -> Iterator[list[Entry]]:
     """The emits in phases: each needs places of former phases alone, and no topic's order is broken.
 
     Raises StageError for a ref that is used twice or never, or that waits for itself."""
     waiting = [(scope, emit, data) for (scope, emit), data in zip(emits, encodings, strict=True)]
-    known: set[Scoped] = set()
+    places: set[ScopedRef] = set()
     while waiting:
         phase: list[Entry] = []
-        held: list[Entry] = []
+        later: list[Entry] = []
         behind: set[str] = set()
         for scope, emit, data in waiting:
-            if emit.topic in behind or any((scope, ref) not in known for ref in needs(data)):
+            if emit.topic in behind or any((scope, ref) not in places for ref in needs(data)):
                 behind.add(emit.topic)
-                held.append((scope, emit, data))
+                later.append((scope, emit, data))
             else:
                 phase.append((scope, emit, data))
-        named = [(scope, emit.ref) for scope, emit, _ in phase if emit.ref]
-        twice = [ref for at, (scope, ref) in enumerate(named) if (scope, ref) in known or (scope, ref) in named[:at]]
+        refs = [(scope, emit.ref) for scope, emit, _ in phase if emit.ref]
+        twice = [ref for at, (scope, ref) in enumerate(refs) if (scope, ref) in places or (scope, ref) in refs[:at]]
         if twice:
             raise StageError(f"two emits for one record are named {twice[0]!r}: give each its own ref")
         if not phase:
-            names = sorted({ref for _, _, data in held for ref in needs(data)})
+            names = sorted({ref for _, _, data in later for ref in needs(data)})
             raise StageError(f"no emit for the same record is named {', '.join(names)}, or they wait for each other")
         yield phase
-        known.update(named)
-        waiting = held
+        places.update(refs)
+        waiting = later
 
 
 def needs(data: Encoding) -> frozenset[str]:
@@ -128,32 +128,32 @@ class Outbox:
         for _, emit in emits:
             counts[emit.topic] = counts.get(emit.topic, 0) + 1
         if any(emit.ref for _, emit in emits):
-            self._send_in_phases(transactor, arranged(emits, encodings), turn)
+            self._send_in_phases(transactor, phases_of(emits, encodings), turn)
             return counts
         for (_, emit), data in zip(emits, encodings, strict=True):
-            transactor.send(self.encode(emit, data, turn), placed=False)
+            transactor.send(self.encode(emit, data, turn), wants_place=False)
         return counts
 
     def _send_in_phases(self, transactor: Transactor, phases: Iterator[list[Entry]], turn: bytes) -> None:
-        known: dict[Scoped, records.Place] = {}
-        sent: dict[Scoped, Sent] = {}
+        places: dict[ScopedRef, records.Place] = {}
+        receipts: dict[ScopedRef, Receipt] = {}
         for number, phase in enumerate(phases):
             if number:
                 transactor.flush()
                 faults.point("runner.after_places")
-                known |= {ref: as_record(handed.place) for ref, handed in sent.items()}
-                sent = {}
+                places |= {ref: as_record(receipt.place) for ref, receipt in receipts.items()}
+                receipts = {}
             for scope, emit, data in phase:
-                out = self.encode(emit, data, turn, {ref: known[scope, ref] for ref in needs(data)})
-                handed = transactor.send(out, placed=bool(emit.ref))
+                out = self.encode(emit, data, turn, {ref: places[scope, ref] for ref in needs(data)})
+                receipt = transactor.send(out, wants_place=bool(emit.ref))
                 if emit.ref:
-                    sent[scope, emit.ref] = handed
+                    receipts[scope, emit.ref] = receipt
 
     def encode(
         self, emit: Emit, data: Encoding, turn: bytes, places: Mapping[str, Mapping[str, object]] = MappingProxyType({})
     ) -> Outgoing:
         """The record to write for an emit. `data`: what it is encoded to; `places`: those that it waits for."""
-        value = data if isinstance(data, bytes) else codec.encode_named(emit.name, filled(emit.record, places))
+        value = data if isinstance(data, bytes) else codec.encode_named(emit.name, fill_places(emit.record, places))
         if self._claims is not None:
             value = self._claims.fitting(emit.name, value, self._largest)
         elif len(value) > self._largest:

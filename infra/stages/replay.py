@@ -16,8 +16,8 @@ from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import changelog_of, full_name, partition_of, turns_of
 from millrace.infra.stages.base import Emit, Stage
-from millrace.infra.stages.fold import Fold, Folded
-from millrace.infra.stages.outbox import filled, refs_in
+from millrace.infra.stages.fold import Fold, FoldedTurn
+from millrace.infra.stages.outbox import fill_places, refs_in
 from millrace.infra.stages.state import SlotState
 from millrace.schemas import codec
 from millrace.schemas.records import Range, Turn
@@ -27,12 +27,12 @@ ANYWHERE = {"topic": "~anywhere", "partition": -1, "offset": -1}
 
 
 @dataclass(frozen=True, slots=True)
-class Refolded:
+class ReplayedTurn:
     """One recorded turn, what it folds to now, and the state after it (valid until the next turn is asked for)."""
 
     record: Record
     turn: Turn
-    folded: Folded
+    folded: FoldedTurn
     state: SlotState
 
     def differences(self) -> list[tuple[str, object, object]]:
@@ -43,7 +43,7 @@ class Refolded:
             ("ranges", turn["ranges"], folded.ranges),
             ("duplicates", turn["duplicates"], folded.duplicates),
         )
-        return [(field, recorded, now) for field, recorded, now in rows if recorded != now]
+        return [(field, was, now) for field, was, now in rows if was != now]
 
 
 def turns(bus: Bus, stage: str, namespace: str, slot: int, end: int | None = None) -> Iterator[tuple[Record, Turn]]:
@@ -53,7 +53,7 @@ def turns(bus: Bus, stage: str, namespace: str, slot: int, end: int | None = Non
             yield record, codec.decode_as("Turn", record.value)
 
 
-def refold(bus: Bus, stage: Stage, namespace: str, slot: int, end: int | None = None) -> Iterator[Refolded]:
+def refold(bus: Bus, stage: Stage, namespace: str, slot: int, end: int | None = None) -> Iterator[ReplayedTurn]:
     """Each recorded turn of a slot (those before offset `end`) folded again, from the first on.
 
     Raises InputGone when a turn or what it folded is not there any more, ReplayError for a turn that names what no turn
@@ -61,49 +61,49 @@ def refold(bus: Bus, stage: Stage, namespace: str, slot: int, end: int | None = 
     fold = Fold(stage, SlotState(slot), namespace=namespace)
     readers: dict[tuple[str, int], Iterator[Record]] = {}
     for number, (record, turn) in enumerate(turns(bus, stage.name, namespace, slot, end)):
-        what = f"turn {turn['number']} of {stage.name}[{slot}]"
+        name = f"turn {turn['number']} of {stage.name}[{slot}]"
         if turn["number"] != number:
             raise InputGone(f"{stage.name}[{slot}]: turn {number} is gone (found {turn['number']}): keep turns longer")
         if (turn["clock"] is not None) != stage.clock:
-            raise ReplayError(f"{what} has clock {turn['clock']}, which is not how {stage.name} tells the time")
+            raise ReplayError(f"{name} has clock {turn['clock']}, which is not how {stage.name} tells the time")
         records: list[Record] = []
         for span in turn["ranges"]:
             home = slot if span["topic"] == stage.primary else 0 if span["topic"] in stage.sides else None
             if span["partition"] != home:
-                raise ReplayError(f"{what} folded {span['topic']}[{span['partition']}], which it does not read")
+                raise ReplayError(f"{name} folded {span['topic']}[{span['partition']}], which it does not read")
             where = (full_name(namespace, span["topic"]), span["partition"])
             if where not in readers:
                 readers[where] = bus.read(*where, span["first"])
-            records += _take(readers[where], span, what)
-        yield Refolded(record, turn, fold.turn(records, turn["clock"]), fold.state)
+            records += _take(readers[where], span, name)
+        yield ReplayedTurn(record, turn, fold.turn(records, turn["clock"]), fold.state)
         fold.state.settle()
 
 
-def _take(reader: Iterator[Record], span: Range, what: str) -> list[Record]:
-    found = list(islice(reader, max(0, span["count"] + span["skipped"])))
-    if not found or (found[0].offset, found[-1].offset) != (span["first"], span["last"]):
-        raise InputGone(f"{what} cannot be read again from {span['topic']}[{span['partition']}]: {dict(span)}")
-    return found
+def _take(reader: Iterator[Record], span: Range, name: str) -> list[Record]:
+    records = list(islice(reader, max(0, span["count"] + span["skipped"])))
+    if not records or (records[0].offset, records[-1].offset) != (span["first"], span["last"]):
+        raise InputGone(f"{name} cannot be read again from {span['topic']}[{span['partition']}]: {dict(span)}")
+    return records
 
 
 def verify(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore | None = None) -> int:
     """Fold every turn of a slot again and compare all outputs and the final state; returns how many turns there are.
 
     The stage must be at rest. Raises ReplayError naming the first turn that differs."""
-    written = _written(bus, stage, namespace, slot, claims)
+    outputs = _outputs_by_turn(bus, stage, namespace, slot, claims)
     count, state = 0, SlotState(slot)
-    for again in refold(bus, stage, namespace, slot):
-        for field, was, now in again.differences():
+    for step in refold(bus, stage, namespace, slot):
+        for field, was, now in step.differences():
             raise ReplayError(
-                f"{stage.name}[{slot}] turn {again.turn['number']}: {field} was {was}, is {now} when replayed"
+                f"{stage.name}[{slot}] turn {step.turn['number']}: {field} was {was}, is {now} when replayed"
             )
-        emits = [emit for _, emit in again.folded.emits]
-        _compare(bus, namespace, again.turn, emits, written.pop(again.turn["number"], {}))
-        count, state = count + 1, again.state
-    if written:
-        raise ReplayError(f"{stage.name}[{slot}] wrote records in turns {sorted(written)}, which were never recorded")
-    kept = SlotState.restore(slot, bus.read(full_name(namespace, changelog_of(stage.name)), slot), claims=claims)
-    if count and kept.snapshot() != state.snapshot():
+        emits = [emit for _, emit in step.folded.emits]
+        _compare(bus, namespace, step.turn, emits, outputs.pop(step.turn["number"], {}))
+        count, state = count + 1, step.state
+    if outputs:
+        raise ReplayError(f"{stage.name}[{slot}] wrote records in turns {sorted(outputs)}, which were never recorded")
+    saved_state = SlotState.restore(slot, bus.read(full_name(namespace, changelog_of(stage.name)), slot), claims=claims)
+    if count and saved_state.snapshot() != state.snapshot():
         raise ReplayError(f"{stage.name}[{slot}]: the changelog differs from the state after {count} replayed turns")
     return count
 
@@ -111,48 +111,52 @@ def verify(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore
 Outputs = dict[tuple[str, int], list[bytes]]
 
 
-def _written(bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore | None) -> dict[int, Outputs]:
+def _outputs_by_turn(
+    bus: Bus, stage: Stage, namespace: str, slot: int, claims: ClaimStore | None
+) -> dict[int, Outputs]:
     """Values that a slot wrote, by turn and by (logical topic, partition)."""
     topics = sorted({topic for _, turn in turns(bus, stage.name, namespace, slot) for topic in turn["emitted"]})
-    mine = f"{stage.name}/{slot}/".encode()
-    found: dict[int, Outputs] = {}
+    prefix = f"{stage.name}/{slot}/".encode()
+    by_turn: dict[int, Outputs] = {}
     for topic in topics:
-        full = full_name(namespace, topic)
-        for partition in range(bus.partitions(full)):
-            for record in bus.read(full, partition):
+        name = full_name(namespace, topic)
+        for partition in range(bus.partitions(name)):
+            for record in bus.read(name, partition):
                 made_by = record.headers.get("turn", b"")
-                if made_by.startswith(mine):
+                if made_by.startswith(prefix):
                     value = (claims.resolve(record) if claims else record).value
-                    outputs = found.setdefault(int(made_by[len(mine) :]), {})
+                    outputs = by_turn.setdefault(int(made_by[len(prefix) :]), {})
                     outputs.setdefault((topic, partition), []).append(value or b"")
-    return found
+    return by_turn
 
 
-def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], written: Outputs) -> None:
-    what = f"turn {turn['number']} of {turn['stage']}[{turn['slot']}]"
+def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], outputs: Outputs) -> None:
+    name = f"turn {turn['number']} of {turn['stage']}[{turn['slot']}]"
     for emit in emits:
         count = bus.partitions(full_name(namespace, emit.topic))
         where = (emit.topic, partition_of(emit.key, count) if emit.partition is None else emit.partition)
         places = dict.fromkeys(refs_in(emit.record), ANYWHERE)
-        expected = codec.encode_named(emit.name, filled(emit.record, places) if places else emit.record)
-        if not written.get(where):
-            raise ReplayError(f"{what} did not write the {emit.name} to {where} that it gives when replayed")
-        actual = written[where].pop(0)
-        if expected != actual and not (places and same(codec.decode(expected), codec.decode(actual))):
-            raise ReplayError(f"{what} wrote another {emit.name} to {where} than it gives when replayed")
-    left = {where: len(values) for where, values in written.items() if values}
-    if left:
-        raise ReplayError(f"{what} wrote records that it does not give when replayed: {left}")
+        replay = codec.encode_named(emit.name, fill_places(emit.record, places) if places else emit.record)
+        if not outputs.get(where):
+            raise ReplayError(f"{name} did not write the {emit.name} to {where} that it gives when replayed")
+        actual = outputs[where].pop(0)
+        if replay != actual and not (places and is_equal(codec.decode(replay), codec.decode(actual))):
+            raise ReplayError(f"{name} wrote another {emit.name} to {where} than it gives when replayed")
+    surplus = {where: len(values) for where, values in outputs.items() if values}
+    if surplus:
+        raise ReplayError(f"{name} wrote records that it does not give when replayed: {surplus}")
 
 
-def same(expected: object, actual: object) -> bool:
+def is_equal(expected: object, actual: object) -> bool:
     """Equal, where a placeholder equals any place."""
     if expected == ANYWHERE:
         return isinstance(actual, dict) and actual.keys() == ANYWHERE.keys()
     if isinstance(expected, dict):
         if not isinstance(actual, dict) or expected.keys() != actual.keys():
             return False
-        return all(same(value, actual[key]) for key, value in expected.items())
+        return all(is_equal(value, actual[key]) for key, value in expected.items())
     if isinstance(expected, list | tuple):
-        return isinstance(actual, list | tuple) and len(expected) == len(actual) and all(map(same, expected, actual))
+        return (
+            isinstance(actual, list | tuple) and len(expected) == len(actual) and all(map(is_equal, expected, actual))
+        )
     return bool(expected == actual or (expected != expected and actual != actual))  # NaN stands for "none"

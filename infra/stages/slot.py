@@ -24,10 +24,10 @@ from millrace.infra.log.base import Bus, Member, MemberToken, Outgoing, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import changelog_of, full_name, turns_of
 from millrace.infra.stages.base import Stage
-from millrace.infra.stages.fold import Fold, Folded
+from millrace.infra.stages.fold import Fold, FoldedTurn
 from millrace.infra.stages.outbox import Outbox
 from millrace.infra.stages.state import SlotState
-from millrace.infra.stages.telemetry import RunnerHooks, Silent, TurnReport
+from millrace.infra.stages.telemetry import NoHooks, RunnerHooks, TurnReport
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import Turn
@@ -41,7 +41,7 @@ class RunnerSettings:
 
     namespace: str
     claims: ClaimStore | None = None
-    telemetry: RunnerHooks = field(default_factory=Silent)
+    telemetry: RunnerHooks = field(default_factory=NoHooks)
     clock: Callable[[], int] = now_micros
     """micros; asked once a turn, by clock stages alone"""
     turn_records: int = 500
@@ -66,21 +66,21 @@ class Slot:
         began = time.perf_counter()
         self._transactor = bus.transactor(f"{settings.namespace}.{stage.name}.{number}")
         try:
-            restored = self._restore(member)
+            count = self._restore(member)
         except BaseException:
             self._transactor.close()
             raise
-        settings.telemetry.opened(stage.name, number, time.perf_counter() - began, restored)
+        settings.telemetry.on_open(stage.name, number, time.perf_counter() - began, count)
 
     def _restore(self, member: Member) -> int:
         faults.point("runner.after_fence")
-        if not self._bus.settled(self._changelog, self.number):
+        if not self._bus.is_settled(self._changelog, self.number):
             raise UnreachableError(
                 f"{self._changelog}[{self.number}] holds a transaction that was decided and not ended: it is mended in"
                 " a few seconds; if not, see `millrace.infra.log.kafka.mend`"
             )
         first = self._bus.starts(self._primary)[self.number]
-        self.position = member.committed({self.number}).get(self.number, first)
+        self.position = member.committed_offsets({self.number}).get(self.number, first)
         if self.position < first:
             raise TopicError(
                 f"{self._primary}[{self.number}] is kept from {first}, but {self._stage.name} has read to"
@@ -120,29 +120,29 @@ class Slot:
         """What the slot knows; read-only for everyone else."""
         return self._fold.state
 
-    def work(self, polled: Sequence[Record], token: MemberToken) -> int:
+    def work(self, news: Sequence[Record], token: MemberToken) -> int:
         """Fold what was polled for this slot, and side records and timers, in as many turns as it takes.
 
         Returns how many records were folded. Raises BusError and StorageError: close this slot then."""
-        records = [record for record in polled if record.offset >= self.position] if polled else []
+        records = [record for record in news if record.offset >= self.position] if news else []
         if self._tail is not None:
             records = self._sides + self._tail.poll(self._settings.turn_records, 0) + records
             self._sides = []
         elif not records and not self._stage.clock:
             return 0
-        folded = 0
+        count = 0
         for batch in _cut(records, self._settings):
-            folded += self._turn(batch, token)
-        return folded
+            count += self._turn(batch, token)
+        return count
 
     def _turn(self, records: Sequence[Record], token: MemberToken) -> int:
         clock = self._settings.clock() if self._stage.clock else None
         if not records and self._fold.idle(clock):
             return 0
         began = time.perf_counter()
-        folded = self._fold.turn(records, clock)
+        fold = self._fold.turn(records, clock)
         between = time.perf_counter()
-        for failure in folded.failures:
+        for failure in fold.failures:
             log.error(
                 "%s slot %d cannot fold %s: %s at %s. It is a dead letter now, and the stage goes on.",
                 self._stage.name,
@@ -150,52 +150,52 @@ class Slot:
                 *failure,
             )
         position = next((r.offset + 1 for r in reversed(records) if r.topic == self._primary), self.position)
-        emitted = self._commit(folded, position, token)
+        counts = self._commit(fold, position, token)
         self.position = position
         self._settings.telemetry.turn(
             TurnReport(
                 stage=self._stage.name,
                 slot=self.number,
-                number=folded.number,
+                number=fold.number,
                 records=records,
-                duplicates=folded.duplicates,
-                emitted=emitted,
-                ends=_ends(folded),
-                now=folded.now,
+                duplicates=fold.duplicates,
+                emitted=counts,
+                ends=_ends(fold),
+                now=fold.now,
                 fold_s=between - began,
                 commit_s=time.perf_counter() - between,
             )
         )
-        return folded.records
+        return fold.records
 
-    def _commit(self, folded: Folded, position: int, token: MemberToken) -> dict[str, int]:
+    def _commit(self, fold: FoldedTurn, position: int, token: MemberToken) -> dict[str, int]:
         transactor, number = self._transactor, self.number
         faults.point("runner.before_begin")
         transactor.begin()
         faults.point("runner.after_begin")
-        name = f"{self._stage.name}/{number}/{folded.number}".encode()
-        emitted = self._outbox.send(transactor, folded.emits, name, folded.encodings)
+        name = f"{self._stage.name}/{number}/{fold.number}".encode()
+        counts = self._outbox.send(transactor, fold.emits, name, fold.encodings)
         faults.point("runner.after_emits")
         claims = self._settings.claims
         for key, change in self._fold.state.changes():
             value = change if change is None or claims is None else claims.fitting("Change", change)
-            transactor.send(Outgoing(self._changelog, key, value, partition=number), placed=False)
+            transactor.send(Outgoing(self._changelog, key, value, partition=number), wants_place=False)
         turn: Turn = {
             "stage": self._stage.name,
             "slot": number,
-            "number": folded.number,
-            "now": folded.now,
-            "clock": folded.clock,
-            "ranges": folded.ranges,
-            "emitted": emitted,
-            "duplicates": folded.duplicates,
+            "number": fold.number,
+            "now": fold.now,
+            "clock": fold.clock,
+            "ranges": fold.ranges,
+            "emitted": counts,
+            "duplicates": fold.duplicates,
         }
         record = Outgoing(self._turns, str(number).encode(), codec.encode("Turn", turn), partition=number)
-        transactor.send(record, placed=False)
+        transactor.send(record, wants_place=False)
         faults.point("runner.after_send")
         transactor.commit({(self._primary, number): position}, token)
         faults.point("runner.after_commit")
-        return emitted
+        return counts
 
     def behind(self) -> int:
         """Offsets between the slot's position and the stable end, holes included."""
@@ -208,10 +208,10 @@ class Slot:
         self._transactor.close()
 
 
-def _ends(folded: Folded) -> Counter[tuple[str, str]]:
+def _ends(fold: FoldedTurn) -> Counter[tuple[str, str]]:
     """Emits by topic and what their headers say of them."""
-    said = ((emit.topic, emit.headers.get("reason") or emit.headers.get("kind")) for _, emit in folded.emits)
-    return Counter((topic, end) for topic, end in said if end)
+    ends = ((emit.topic, emit.headers.get("reason") or emit.headers.get("kind")) for _, emit in fold.emits)
+    return Counter((topic, end) for topic, end in ends if end)
 
 
 def _cut(records: Sequence[Record], settings: RunnerSettings) -> list[Sequence[Record]]:

@@ -33,11 +33,11 @@ T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
-OWN = "~"
+RUNNER_PREFIX = "~"
 """first character of the runner's own keys"""
 KEY_BYTES = 16 << 10
 """UTF-8 bytes of a key: it is part of a changelog record's key, which no claim can stand for"""
-_LONG = 1 << 63
+_INT64 = 1 << 63
 
 
 class _Items:
@@ -82,34 +82,34 @@ class SlotState:
 
     def get(self, key: Key[T]) -> T | None:
         try:
-            found = self._objects[key]
+            item = self._objects[key]
         except KeyError:
             raw = self._values.get(key)
             if raw is None:
                 return None
-            found = self._objects[key] = _decode(raw)
+            item = self._objects[key] = _decode(raw)
         if self._strict:
             self._read.add(key)
-        value: T = found
+        value: T = item
         return value
 
     def items(self, key: Key[T]) -> Sequence[T]:
-        found = self._items.get(key)
-        if found is None:
+        entry = self._items.get(key)
+        if entry is None:
             return ()
-        if len(found.objects) < len(found.raws):
-            found.objects.extend(_decode(raw) for raw in found.raws[len(found.objects) :])
+        if len(entry.objects) < len(entry.raws):
+            entry.objects.extend(_decode(raw) for raw in entry.raws[len(entry.objects) :])
         if self._strict:
             self._read.add(key)
-        return tuple(found.objects)
+        return tuple(entry.objects)
 
     def keys(self, prefix: str = "") -> list[str]:
         at = bisect_left(self._names, prefix)
-        found = []
+        names = []
         while at < len(self._names) and self._names[at].startswith(prefix):
-            found.append(self._names[at])
+            names.append(self._names[at])
             at += 1
-        return found
+        return names
 
     # -- the runner's side
 
@@ -119,9 +119,9 @@ class SlotState:
 
     def keep(self) -> bool:
         """Let stand what happened since `begin`; whether anything did."""
-        changed = bool(self._undo)
+        has_changed = bool(self._undo)
         self._undo = None
-        return changed
+        return has_changed
 
     def undo(self) -> None:
         """Take back what happened since `begin`."""
@@ -132,70 +132,70 @@ class SlotState:
     def put(self, key: str, value: object) -> None:
         """Set a value. Raises what its encoding raises, and TooLargeError for a key that the changelog cannot hold."""
         raw = _encode(value)
-        old = self._values.get(key)
-        if raw == old:
+        former = self._values.get(key)
+        if raw == former:
             return
         _check_key(key)
-        new = old is None and key not in self._items and not key.startswith(OWN)
+        is_new = former is None and key not in self._items and not key.startswith(RUNNER_PREFIX)
         if self._undo is not None:
-            self._undo.append(lambda: self._take_back(key, old, new))
+            self._undo.append(lambda: self._take_back(key, former, is_new))
         self._touch(key)
-        if new:
+        if is_new:
             insort(self._names, key)
         self._values[key] = raw
         self._objects.pop(key, None)
 
-    def _take_back(self, key: str, old: bytes | None, new: bool) -> None:
+    def _take_back(self, key: str, former: bytes | None, is_new: bool) -> None:
         self._objects.pop(key, None)
-        if old is None:
+        if former is None:
             del self._values[key]
         else:
-            self._values[key] = old
-        if new:
+            self._values[key] = former
+        if is_new:
             del self._names[bisect_left(self._names, key)]
 
     def append(self, key: str, value: object) -> None:
         """Append an item. Raises like `put`."""
         raw = _encode(value)
         _check_key(key)
-        found = self._items.get(key)
-        first = found is None
-        new = first and key not in self._values
-        if found is None:
-            if new:
+        entry = self._items.get(key)
+        first = entry is None
+        is_new = first and key not in self._values
+        if entry is None:
+            if is_new:
                 insort(self._names, key)
-            found = self._items[key] = self._appended.get(key) or _Items()
-        self._appended[key] = found
-        found.raws.append(raw)
+            entry = self._items[key] = self._appended.get(key) or _Items()
+        self._appended[key] = entry
+        entry.raws.append(raw)
         if self._undo is not None:
-            self._undo.append(lambda: self._cut(key, first, new))
+            self._undo.append(lambda: self._cut(key, first, is_new))
 
-    def _cut(self, key: str, first: bool, new: bool) -> None:
-        found = self._items[key]
-        found.raws.pop()
-        del found.objects[len(found.raws) :]
+    def _cut(self, key: str, first: bool, is_new: bool) -> None:
+        entry = self._items[key]
+        entry.raws.pop()
+        del entry.objects[len(entry.raws) :]
         if first:
             del self._items[key]
-        if new:
+        if is_new:
             del self._names[bisect_left(self._names, key)]
 
     def clear(self, key: str) -> None:
         """Forget the value, the items and the timer of a key."""
-        raw, at, found = self._values.get(key), self._wakes.get(key), self._items.get(key)
+        raw, at, entry = self._values.get(key), self._wakes.get(key), self._items.get(key)
         if self._undo is not None:
-            kept = None if found is None else (found.raws, found.objects, found.logged, found.stale)
-            self._undo.append(lambda: self._bring_back(key, raw, at, found, kept))
+            former = None if entry is None else (entry.raws, entry.objects, entry.logged, entry.stale)
+            self._undo.append(lambda: self._bring_back(key, raw, at, entry, former))
         self._touch(key)
         self._values.pop(key, None)
         self._objects.pop(key, None)
         self._wakes.pop(key, None)
         self._items.pop(key, None)
-        if found is not None:
-            found.stale = max(found.stale, found.logged)
-            found.logged = 0
-            found.raws, found.objects = [], []
-            self._appended[key] = found
-        if raw is not None or found is not None:
+        if entry is not None:
+            entry.stale = max(entry.stale, entry.logged)
+            entry.logged = 0
+            entry.raws, entry.objects = [], []
+            self._appended[key] = entry
+        if raw is not None or entry is not None:
             del self._names[bisect_left(self._names, key)]
 
     def _bring_back(
@@ -203,21 +203,21 @@ class SlotState:
         key: str,
         raw: bytes | None,
         at: int | None,
-        found: _Items | None,
-        kept: tuple[list[bytes], list[Any], int, int] | None,
+        entry: _Items | None,
+        former: tuple[list[bytes], list[Any], int, int] | None,
     ) -> None:
         if raw is not None:
             self._values[key] = raw
         self._set_timer(key, at)
-        if found is not None and kept is not None:
-            found.raws, found.objects, found.logged, found.stale = kept
-            self._items[key] = found
-        if raw is not None or found is not None:
+        if entry is not None and former is not None:
+            entry.raws, entry.objects, entry.logged, entry.stale = former
+            self._items[key] = entry
+        if raw is not None or entry is not None:
             insort(self._names, key)
 
     def wake(self, key: str, at: int | None) -> None:
         """Set or cancel a timer. Raises OverflowError for a time that no record can hold."""
-        if at is not None and not -_LONG <= at < _LONG:
+        if at is not None and not -_INT64 <= at < _INT64:
             raise OverflowError("a timer must fit 64 bits")
         _check_key(key)
         if self._undo is not None:
@@ -237,7 +237,7 @@ class SlotState:
         """When the timer of a key is due."""
         return self._wakes.get(key)
 
-    def due(self, now: int) -> str | None:
+    def take_due(self, now: int) -> str | None:
         """The key of the earliest timer at or before `now`, whose timer is taken; None when there is none."""
         while self._due and self._due[0][0] <= now:
             at, key = heapq.heappop(self._due)
@@ -253,7 +253,7 @@ class SlotState:
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
-    def own(self, prefix: str) -> Iterator[tuple[str, Any]]:
+    def runner_values(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """The runner's own values under a prefix."""
         return ((key, _decode(raw)) for key, raw in self._values.items() if key.startswith(prefix))
 
@@ -268,7 +268,7 @@ class SlotState:
 
         Raises StageError in strict mode when the stage mutated what it read."""
         if self._strict:
-            self._check_untouched()
+            self._check_reads()
         slot = self._slot
         for key, before in self._before.items():
             value, at = self._values.get(key), self._wakes.get(key)
@@ -296,13 +296,13 @@ class SlotState:
         self._before.clear()
         self._appended.clear()
 
-    def _check_untouched(self) -> None:
+    def _check_reads(self) -> None:
         for key in self._read:
-            mutated = key in self._objects and _encode(self._objects[key]) != self._values[key]
+            is_mutated = key in self._objects and _encode(self._objects[key]) != self._values[key]
             items = self._items.get(key)
             if items is not None:
-                mutated |= any(_encode(o) != raw for o, raw in zip(items.objects, items.raws, strict=False))
-            if mutated:
+                is_mutated |= any(_encode(o) != raw for o, raw in zip(items.objects, items.raws, strict=False))
+            if is_mutated:
                 raise StageError(
                     f"the stage mutated what it read under {key!r}: yield a Put with a changed copy instead"
                 )
@@ -310,7 +310,7 @@ class SlotState:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything the slot knows, as bytes, for comparisons."""
-        items = {key: list(found.raws) for key, found in self._items.items()}
+        items = {key: list(entry.raws) for key, entry in self._items.items()}
         return {"values": dict(self._values), "items": items, "wakes": dict(self._wakes)}
 
     @classmethod
@@ -338,14 +338,14 @@ class SlotState:
                 state._values[key] = change["value"]
             if change["wake"] is not None:
                 state._wakes[key] = change["wake"]
-        for key, numbered in items.items():
-            if sorted(numbered) != list(range(len(numbered))):
+        for key, raws in items.items():
+            if sorted(raws) != list(range(len(raws))):
                 raise StageError(f"the changelog of slot {slot} lacks items of {key!r}: restore the topic from a copy")
-            found = state._items[key] = _Items()
-            found.raws = [numbered[n] for n in range(len(numbered))]
-            found.logged = len(found.raws)
+            entry = state._items[key] = _Items()
+            entry.raws = [raws[n] for n in range(len(raws))]
+            entry.logged = len(entry.raws)
         state._due = sorted((at, key) for key, at in state._wakes.items())
-        state._names = sorted({key for key in (*state._values, *state._items) if not key.startswith(OWN)})
+        state._names = sorted({key for key in (*state._values, *state._items) if not key.startswith(RUNNER_PREFIX)})
         return state
 
 

@@ -35,26 +35,26 @@ class RunnerHooks(Protocol):
     def turn(self, report: TurnReport) -> None:
         """A turn was committed."""
 
-    def opened(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
         """A slot was fenced and restored from that many changelog records."""
 
-    def dropped(self, stage: str, slot: int, reason: Exception) -> None:
+    def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
         """A slot lost its turn and will be restored if it is still assigned."""
 
     def lag(self, stage: str, slot: int, offsets: int) -> None:
         """How many offsets (holes included) lie between the slot's position and the stable end; every few seconds."""
 
 
-class Silent:
+class NoHooks:
     """Listens to nothing."""
 
     def turn(self, report: TurnReport) -> None:
         """Ignored."""
 
-    def opened(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
         """Ignored."""
 
-    def dropped(self, stage: str, slot: int, reason: Exception) -> None:
+    def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
         """Ignored."""
 
     def lag(self, stage: str, slot: int, offsets: int) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.entry import StoredEntry, decode
-from millrace.producers.capture.segments import BLOCK, HEAD, SegmentFile, segments, sound
+from millrace.producers.capture.segments import BLOCK, HEAD, SegmentFile, is_sound, segments
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class CaptureCursor:
             if len(head) == HEAD.size:
                 length, checksum = HEAD.unpack(head)
                 payload = self._file.read(length)
-                if sound(payload, length, checksum):
+                if is_sound(payload, length, checksum):
                     self._position += HEAD.size + length
                     return payload
             # What was read ahead may be of a write that failed, cut off and written over since: going to the end

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-LONG = 1 << 16
+BULK = 1 << 16
 """bytes of an event from which on it is written without a copy"""
 BIN = struct.Struct(">BI")
 """what stands before such bytes in msgpack"""
@@ -42,7 +42,7 @@ decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 def head_into(entry: Entry, data: bytearray, at: int) -> None:
-    """The payload of an entry with a `LONG` event into a buffer from byte `at` on, up to that event's own bytes."""
+    """The payload of an entry with a `BULK` event into a buffer from byte `at` on, up to that event's own bytes."""
     encode_into(Entry(entry.key, entry.headers, b""), data, at)
     del data[-len(encode(b"")) :]
     data += BIN.pack(0xC6, len(entry.value))

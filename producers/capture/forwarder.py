@@ -25,7 +25,7 @@ from millrace.infra.log.blobs import LARGEST, ClaimStore
 from millrace.producers.capture.cursor import CaptureCursor
 from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.capture.rejection import Refused
+from millrace.producers.capture.rejection import RefusedEntries
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Forwarder:
         self.max_record = max_record
         self.retention_s = retention_s
         self.patience_s = patience_s
-        self.refused = Refused(log)
+        self.refused = RefusedEntries(log)
         self.failures = 0
         self.failed: Exception | None = None
         """what ended the thread for good"""
@@ -83,7 +83,7 @@ class Forwarder:
         """Begin to send."""
         self._thread.start()
 
-    def drained(self, timeout_s: float) -> bool:
+    def drain(self, timeout_s: float) -> bool:
         """Wait until everything appended so far was acknowledged; False when it takes longer."""
         target, deadline = self.log.end, time.monotonic() + timeout_s
         while self.log.acked < target and self._thread.is_alive() and time.monotonic() < deadline:
@@ -93,7 +93,7 @@ class Forwarder:
     def close(self, timeout_s: float = 10.0) -> None:
         """Send what is there, up to `timeout_s`, and stop. What is left is sent by the next start. Idempotent."""
         if self._thread.is_alive():
-            self.drained(timeout_s)
+            self.drain(timeout_s)
         self._stop.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -113,53 +113,53 @@ class Forwarder:
                 # A storage of claims has errors of its own. None may end the gateway, which would meet it again.
                 self.failures += 1
                 pause = BACKOFF_S[0] if self.log.acked > before else min(2 * pause, BACKOFF_S[1])
-                known = isinstance(error, BusError | ClaimError | OSError)
+                is_known = isinstance(error, BusError | ClaimError | OSError)
                 logger.log(
-                    logging.WARNING if known else logging.ERROR,
+                    logging.WARNING if is_known else logging.ERROR,
                     "forwarding to %s stopped at entry %d, again in %.1f s: %s: %s",
                     self.topic,
                     self.log.acked,
                     pause,
                     type(error).__name__,
                     error,
-                    exc_info=not known,
+                    exc_info=not is_known,
                 )
                 self._stop.wait(pause)
 
     def _forward(self, publisher: Publisher) -> None:
         source = _Source(self.log)
         window: deque[tuple[StoredEntry, Future[Place]]] = deque()
-        released, forgot = time.monotonic(), 0.0
-        acked, size = self.log.acked, 0
+        last_release, last_forget = time.monotonic(), 0.0
+        position, size = self.log.acked, 0
         try:
             while True:
                 self._wake.clear()
-                taken = source.take(room) if (room := self._room(source.seq, len(window))) else []
-                for kept in taken:
-                    window.append((kept, publisher.publish(self._outgoing(kept))))
+                items = source.take(room) if (room := self._room(source.seq, len(window))) else []
+                for item in items:
+                    window.append((item, publisher.publish(self._outgoing(item))))
                     faults.point("forwarder.published")
                 while window and (window[0][1].done() or len(window) >= WINDOW):
-                    kept, sent = window.popleft()
+                    item, place = window.popleft()
                     try:
-                        sent.result()
+                        place.result()
                     except BusError as error:
-                        self._judge(kept, error, [one for _, one in window], source.seq - 1)
+                        self._judge(item, error, [one for _, one in window], source.seq - 1)
                         raise
-                    if kept.seq == self._claimed:
-                        self.max_record = min(self.max_record, len(kept.entry.value) - 1)
-                    acked, size = kept.seq + 1, size + kept.size
+                    if item.seq == self._claimed:
+                        self.max_record = min(self.max_record, len(item.entry.value) - 1)
+                    position, size = item.seq + 1, size + item.size
                 now = time.monotonic()
                 stopping = self._stop.is_set()
-                if acked > self.log.noted and (stopping or now - released > RELEASE_S):
-                    self._release(acked, size)
-                    released, size = now, 0
+                if position > self.log.noted and (stopping or now - last_release > RELEASE_S):
+                    self._release(position, size)
+                    last_release, size = now, 0
                 if stopping:
                     return
-                if now - forgot > FORGET_S:
-                    forgot = now
+                if now - last_forget > FORGET_S:
+                    last_forget = now
                     self.log.forget(self.retention_s)
-                if not taken:
-                    self._rest(window, RELEASE_S if acked > self.log.noted else IDLE_S)
+                if not items:
+                    self._rest(window, RELEASE_S if position > self.log.noted else IDLE_S)
         finally:
             source.close()
 
@@ -167,25 +167,25 @@ class Forwarder:
         """How many entries may be handed over from number `seq` on."""
         return min(BATCH, WINDOW - waiting) if seq > self._single else int(not waiting)
 
-    def _judge(self, kept: StoredEntry, error: BusError, others: list[Future[Place]], last: int) -> None:
+    def _judge(self, item: StoredEntry, error: BusError, futures: list[Future[Place]], last: int) -> None:
         """What the next round does about an entry that failed first, of those up to number `last` that were handed
         over."""
-        if kept.seq > self._single:
-            bad = any(isinstance(one.exception(), BadRecordError) for one in others if one.done())
-            self._single = last if bad or isinstance(error, BadRecordError) else kept.seq
-        elif isinstance(error, TooLargeError) and self._may_be_claimed(kept):
-            self._claimed = kept.seq
-        elif isinstance(error, BadRecordError) or (type(error) is BusError and self._lasts(kept.seq)):
-            if kept in self.refused:
-                logger.error("%s refuses even a small event in the place of entry %d", self.topic, kept.seq)
+        if item.seq > self._single:
+            is_bad = any(isinstance(one.exception(), BadRecordError) for one in futures if one.done())
+            self._single = last if is_bad or isinstance(error, BadRecordError) else item.seq
+        elif isinstance(error, TooLargeError) and self._may_be_claimed(item):
+            self._claimed = item.seq
+        elif isinstance(error, BadRecordError) or (type(error) is BusError and self._lasts(item.seq)):
+            if item in self.refused:
+                logger.error("%s refuses even a small event in the place of entry %d", self.topic, item.seq)
             else:
-                self.refused.add(kept, error)
+                self.refused.add(item, error)
                 self._claimed = -1  # no claim was taken in its place, which would tell how much the topic takes
                 faults.point("forwarder.refused")
 
-    def _may_be_claimed(self, kept: StoredEntry) -> bool:
+    def _may_be_claimed(self, item: StoredEntry) -> bool:
         """Whether the entry was sent whole."""
-        return kept.seq != self._claimed and len(kept.entry.value) <= self.max_record and kept not in self.refused
+        return item.seq != self._claimed and len(item.entry.value) <= self.max_record and item not in self.refused
 
     def _lasts(self, seq: int) -> bool:
         """Whether an entry has been refused for an unknown reason for long enough."""
@@ -194,11 +194,11 @@ class Forwarder:
             self._unknown = (seq, now)
         return now - self._unknown[1] >= self.patience_s
 
-    def _release(self, acked: int, size: int) -> None:
+    def _release(self, position: int, size: int) -> None:
         """Note how far it came. A disk that does not take that holds nothing up: it is noted later, and until then a
         start sends more again."""
         try:
-            self.log.release(acked, size)
+            self.log.release(position, size)
             self._unnoted = False
         except OSError as error:
             if not self._unnoted:
@@ -216,10 +216,10 @@ class Forwarder:
         except Unanswered:
             return
 
-    def _outgoing(self, kept: StoredEntry) -> Outgoing:
-        entry = self.refused.sent_for(kept)
-        largest = 0 if kept.seq == self._claimed else self.max_record
-        value = self.claims.fitting("Event", entry.value, largest) if entry is kept.entry else entry.value
+    def _outgoing(self, item: StoredEntry) -> Outgoing:
+        entry = self.refused.sent_for(item)
+        largest = 0 if item.seq == self._claimed else self.max_record
+        value = self.claims.fitting("Event", entry.value, largest) if entry is item.entry else entry.value
         headers = {name: text.encode() for name, text in entry.headers.items() if name[0] != "_"}
         return Outgoing(self.topic, entry.key.encode(), value, headers)
 
@@ -234,17 +234,17 @@ class _Source:
 
     def take(self, most: int) -> list[StoredEntry]:
         """At most so many entries; [] at the end of the log."""
-        taken: list[StoredEntry] = []
+        items: list[StoredEntry] = []
         if self._cursor is None:
-            taken = self._log.recent.take(self.seq, most)
-        if not taken and self.seq < self._log.end:
+            items = self._log.recent.take(self.seq, most)
+        if not items and self.seq < self._log.end:
             self._cursor = self._cursor or self._log.cursor(self.seq)
-            taken = self._cursor.take(most)
-        elif not taken:
+            items = self._cursor.take(most)
+        elif not items:
             self.close()  # all is read: what comes next is handed over
-        if taken:
-            self.seq = taken[-1].seq + 1
-        return taken
+        if items:
+            self.seq = items[-1].seq + 1
+        return items
 
     def close(self) -> None:
         """Let go of the files. Idempotent."""

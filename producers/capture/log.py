@@ -34,9 +34,9 @@ import msgspec
 from millrace.infra import durable, faults
 from millrace.infra.errors import GatewayError
 from millrace.producers.capture.cursor import CaptureCursor
-from millrace.producers.capture.entry import LONG, Entry, StoredEntry, decode, encode_into, head_into
+from millrace.producers.capture.entry import BULK, Entry, StoredEntry, decode, encode_into, head_into
 from millrace.producers.capture.recent import Recent
-from millrace.producers.capture.segments import HEAD, SegmentFile, cut, entries, path_of, scan, seal, segments, sound
+from millrace.producers.capture.segments import HEAD, SegmentFile, cut, entries, is_sound, path_of, scan, seal, segments
 from millrace.schemas.ids import new_id
 
 SEGMENT_BYTES = 64 << 20
@@ -46,7 +46,7 @@ RESERVE_STEP = 64 << 10
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROBE = bytes(4096)
 """what is written to learn whether the disk takes anything: more than a block may have left"""
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 Write = Callable[[int, bytes | bytearray], int]
 
 
@@ -89,7 +89,7 @@ class CaptureLog:
         self._write = write
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
-        self._lock = self._own()
+        self._lock = self._take_lock()
         self.acked = self.noted = _read_int(folder / "acked")
         self._appended = self._released = 0
         self.newest = (-1, 0)
@@ -98,14 +98,14 @@ class CaptureLog:
         files = segments(folder)
         last = files[-1] if files else SegmentFile(path_of(folder, self.acked), self.acked)
         self._file = os.open(last.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        found = scan(last.path)
-        self.torn = cut(last.path, found.length)
-        self._length = found.length
+        last_scan = scan(last.path)
+        self.torn = cut(last.path, last_scan.length)
+        self._length = last_scan.length
         # At the earliest when the file before it was last written, which is known; it may be rolled early, never late.
         self._born = (files[-2].path if len(files) > 1 else folder / "lock").stat().st_mtime
         self._turn = threading.Lock()
         self.begin = files[0].first if files else self.acked
-        self.end = last.first + found.entries
+        self.end = last.first + last_scan.entries
         self.identity = self._identify(name)
         self._appended = self._unsent(files)
         self._reserve = os.open(folder / "reserve", os.O_RDWR | os.O_CREAT, 0o600)
@@ -126,20 +126,20 @@ class CaptureLog:
         """Bytes that were not sent on yet."""
         return self._appended - self._released
 
-    def append(self, entry: Entry, *, reserved: bool = False) -> int:
+    def append(self, entry: Entry, *, from_reserve: bool = False) -> int:
         """Write an entry; returns its number. Raises LogFull and leaves no trace when it does not fit."""
-        parts = framed(entry)
+        parts = frame_parts(entry)
         with self._turn:
-            seq = self._append(entry, parts, reserved=reserved)
+            seq = self._append(entry, parts, from_reserve=from_reserve)
         self.on_append()
         return seq
 
-    def _append(self, entry: Entry, parts: Sequence[bytes | bytearray], *, reserved: bool) -> int:
+    def _append(self, entry: Entry, parts: Sequence[bytes | bytearray], *, from_reserve: bool) -> int:
         size = sum(map(len, parts))
-        if not reserved and self.waiting + size > self.max_waiting:
+        if not from_reserve and self.waiting + size > self.max_waiting:
             raise self._behind()
         try:
-            if reserved and self._reserved:
+            if from_reserve and self._reserved:
                 self._shrink_reserve(size)
             self._cut_back()
             if self._length and self._length + size > self.segment_bytes:
@@ -151,14 +151,14 @@ class CaptureLog:
                 self._born = time.time()
             self._put(parts)
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._write_error(error) from error
         faults.point("capture.appended")
         # Handed over before it counts, so that the forwarder need not look for it in the files.
         self.newest = (self.end, self._length - size)
         self.recent.put(StoredEntry(self.end, entry, size, self._length - size))
         seq, self.end = self.end, self.end + 1
         self._appended += size
-        if not reserved and self._reserved < self.reserve_bytes:
+        if not from_reserve and self._reserved < self.reserve_bytes:
             with suppress(OSError):  # the entry is written; what holds the reserve back is met again by the next
                 self._allocate_reserve()
         return seq
@@ -176,14 +176,14 @@ class CaptureLog:
             finally:
                 os.ftruncate(self._probe, 0)
         except OSError as error:
-            raise self._unwritten(error) from error
+            raise self._write_error(error) from error
 
     def _behind(self) -> LogFull:
         return LogFull(f"{self.waiting} bytes of {self.folder} wait to be sent: is the log (Kafka) reachable?")
 
-    def _unwritten(self, error: OSError) -> LogFull:
-        what = "no space in" if error.errno in FULL else "cannot write"
-        return LogFull(f"{what} {self.folder}: {error.strerror}")
+    def _write_error(self, error: OSError) -> LogFull:
+        fault = "no space in" if error.errno in NO_SPACE else "cannot write"
+        return LogFull(f"{fault} {self.folder}: {error.strerror}")
 
     async def durable(self) -> None:
         """Return once everything appended so far survives what it should survive."""
@@ -199,11 +199,11 @@ class CaptureLog:
         """What is kept from number `seq` on, up to the end at the time of the first."""
         end = self.end
         with closing(self.cursor(seq)) as cursor:
-            while found := cursor.take(512):
-                for kept in found:
-                    if kept.seq >= end:
+            while items := cursor.take(512):
+                for item in items:
+                    if item.seq >= end:
                         return
-                    yield kept
+                    yield item
 
     def at(self, places: Iterable[tuple[int, int]]) -> Iterator[StoredEntry]:
         """The entries at these places (see `newest`), in the order of their numbers; those whose file is gone are left
@@ -219,7 +219,7 @@ class CaptureLog:
                     head = file.read(HEAD.size)
                     length, checksum = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
                     payload = file.read(length)
-                    if not sound(payload, length, checksum):
+                    if not is_sound(payload, length, checksum):
                         raise GatewayError(f"{files[number].path} has no entry at byte {offset}")
                     yield StoredEntry(seq, decode(payload), HEAD.size + length, offset)
 
@@ -227,12 +227,12 @@ class CaptureLog:
         """A reader from number `seq` on (or the oldest kept) that follows what is appended."""
         return CaptureCursor(self.folder, seq, lambda: self.end)
 
-    def release(self, acked: int, size: int) -> None:
-        """Everything before number `acked` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
-        self.acked = acked
+    def release(self, seq: int, size: int) -> None:
+        """Everything before number `seq` reached `raw`; `size` bytes less wait. Written so that a crash repeats."""
+        self.acked = seq
         self._released += size
-        durable.write(self.folder / "acked", str(acked).encode(), sync=self.fsync)
-        self.noted = acked
+        durable.write(self.folder / "acked", str(seq).encode(), sync=self.fsync)
+        self.noted = seq
         faults.point("capture.acked")
 
     def forget(self, older_than_s: float) -> int:
@@ -244,14 +244,14 @@ class CaptureLog:
                 with suppress(OSError):
                     self._roll()
         files = segments(self.folder)
-        old = [
+        old_files = [
             segment
             for segment, following in pairwise(files)
             if following.first <= self.acked and segment.path.stat().st_mtime < limit
         ]
-        for segment in old:
+        for segment in old_files:
             segment.path.unlink()
-        return len(old)
+        return len(old_files)
 
     def close(self) -> None:
         """Let go of the folder. Idempotent."""
@@ -262,7 +262,7 @@ class CaptureLog:
 
     # ------------------------------------------------------------------ opening
 
-    def _own(self) -> int:
+    def _take_lock(self) -> int:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -303,9 +303,9 @@ class CaptureLog:
     def _put(self, parts: Sequence[bytes | bytearray]) -> None:
         try:
             for data in parts:
-                written = self._write(self._file, data)
-                while written < len(data):
-                    written += self._write(self._file, data[written:])
+                count = self._write(self._file, data)
+                while count < len(data):
+                    count += self._write(self._file, data[count:])
         except OSError:
             self._ragged = True
             with suppress(OSError):
@@ -342,7 +342,7 @@ class CaptureLog:
         try:
             os.posix_fallocate(self._reserve, 0, self.reserve_bytes)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in NO_SPACE:
                 raise
         self._reserved = os.fstat(self._reserve).st_size
 
@@ -351,10 +351,10 @@ class CaptureLog:
         os.ftruncate(self._reserve, self._reserved)
 
 
-def framed(entry: Entry) -> list[bytes | bytearray]:
+def frame_parts(entry: Entry) -> list[bytes | bytearray]:
     """The bytes of an entry in a file, in parts: a long event is a part of its own and is not copied."""
     data = bytearray(HEAD.size)
-    if len(entry.value) < LONG:
+    if len(entry.value) < BULK:
         encode_into(entry, data, HEAD.size)
         return [seal(data)]
     head_into(entry, data, HEAD.size)

@@ -19,25 +19,25 @@ class Recent:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self._kept: deque[StoredEntry] = deque()
+        self._items: deque[StoredEntry] = deque()
         self._size = 0
 
-    def put(self, kept: StoredEntry) -> None:
+    def put(self, item: StoredEntry) -> None:
         """An entry was appended. It is left out while too much waits here already."""
         with self._lock:
-            if self._size + kept.size <= self._limit:
-                self._kept.append(kept)
-                self._size += kept.size
+            if self._size + item.size <= self._limit:
+                self._items.append(item)
+                self._size += item.size
 
     def take(self, seq: int, most: int) -> list[StoredEntry]:
         """At most so many entries from number `seq` on; none when that one is not here. Forgets what is older."""
         out: list[StoredEntry] = []
         with self._lock:
-            kept = self._kept
-            while kept and len(out) < most and kept[0].seq <= seq:
-                found = kept.popleft()
-                self._size -= found.size
-                if found.seq == seq:
-                    out.append(found)
+            items = self._items
+            while items and len(out) < most and items[0].seq <= seq:
+                item = items.popleft()
+                self._size -= item.size
+                if item.seq == seq:
+                    out.append(item)
                     seq += 1
         return out

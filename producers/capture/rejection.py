@@ -23,9 +23,9 @@ from millrace.schemas.errors import SchemaError
 logger = logging.getLogger(__name__)
 
 FILE = "refused.json"
-NUMBERED = ("source", "source-seq")
-ROUTED = ("policy", "group", "trajectory", *NUMBERED)
-_refused = telemetry.counter("millrace.gateway.refused_events", "{event}", "captured events that the log refuses")
+NUMBER_HEADERS = ("source", "source-seq")
+ROUTE_HEADERS = ("policy", "group", "trajectory", *NUMBER_HEADERS)
+_refusals = telemetry.counter("millrace.gateway.refused_events", "{event}", "captured events that the log refuses")
 
 
 class Note(NamedTuple):
@@ -36,62 +36,64 @@ class Note(NamedTuple):
     error: str
 
 
-class Refused:
+class RefusedEntries:
     """The entries of one capture log that are replaced."""
 
     def __init__(self, log: CaptureLog) -> None:
         self._log = log
         self._path = log.folder / FILE
-        found: list[Note] = []
+        notes: list[Note] = []
         with suppress(FileNotFoundError, msgspec.MsgspecError):  # what a power cut left no note in is refused again
-            found = msgspec.json.decode(self._path.read_bytes(), type=list[Note])
-        self._notes = {note.seq: note for note in found}
+            notes = msgspec.json.decode(self._path.read_bytes(), type=list[Note])
+        self._notes = {note.seq: note for note in notes}
 
-    def __contains__(self, kept: StoredEntry) -> bool:
-        note = self._notes.get(kept.seq)
+    def __contains__(self, item: StoredEntry) -> bool:
+        note = self._notes.get(item.seq)
         # A number is given again, under another name of the source, where a power cut took the entry that it was of.
-        return note is not None and note.digest == _digest(kept.entry)
+        return note is not None and note.digest == _digest(item.entry)
 
-    def add(self, kept: StoredEntry, error: Exception) -> None:
+    def add(self, item: StoredEntry, error: Exception) -> None:
         """From now on this entry is replaced. Raises OSError, and then it is not."""
-        note = Note(kept.seq, _digest(kept.entry), type(error).__name__)
-        waiting = {seq: known for seq, known in self._notes.items() if seq >= self._log.acked}
-        notes = waiting | {kept.seq: note}
+        note = Note(item.seq, _digest(item.entry), type(error).__name__)
+        waiting = {seq: earlier for seq, earlier in self._notes.items() if seq >= self._log.acked}
+        notes = waiting | {item.seq: note}
         durable.write(self._path, msgspec.json.encode(list(notes.values())), sync=self._log.fsync)
         self._notes = notes
-        _refused.add(1, error=note.error)
+        _refusals.add(1, error=note.error)
         logger.error(
             "the log refuses entry %d of %s for good (%s); a gap is sent in its place: %s",
-            kept.seq,
+            item.seq,
             self._log.folder,
             note.error,
             error,
         )
 
-    def sent_for(self, kept: StoredEntry) -> Entry:
+    def sent_for(self, item: StoredEntry) -> Entry:
         """What is sent for an entry: itself, or what takes its place."""
-        return _instead(kept.entry, self._notes[kept.seq].error) if kept in self else kept.entry
+        return _gap(item.entry, self._notes[item.seq].error) if item in self else item.entry
 
 
-def _instead(entry: Entry, error: str) -> Entry:
+def _gap(entry: Entry, error: str) -> Entry:
     """A gap in the place of an event; nothing at all, which refine answers with a dead letter, in that of what is no
     event."""
-    said = entry.headers
+    source_headers = entry.headers
     try:
         event = codec.decode_as("Event", entry.value)
     except SchemaError:
-        return Entry(entry.key, {name: said[name] for name in NUMBERED if name in said}, b"")
-    what = f"{event['kind']} of {len(entry.value)} bytes, sha256 {_digest(entry)}"
+        return Entry(entry.key, {name: source_headers[name] for name in NUMBER_HEADERS if name in source_headers}, b"")
+    summary = f"{event['kind']} of {len(entry.value)} bytes, sha256 {_digest(entry)}"
     event |= {
-        "id": made_id("refused", said.get("source"), said.get("source-seq"), event["id"]),
+        "id": made_id("refused", source_headers.get("source"), source_headers.get("source-seq"), event["id"]),
         "kind": "gap",
         "actor": "gateway",
         "parent_event": None,
         "body_encoding": "plain",
-        "body": codec.encode_body("gap", {"missed": 1, "reason": f"refused by the log ({error}): {what}"}),
+        "body": codec.encode_body("gap", {"missed": 1, "reason": f"refused by the log ({error}): {summary}"}),
     }
     event = envelope.linked(event)
-    headers = {"id": event["id"], "kind": "gap"} | {name: said[name] for name in ROUTED if name in said}
+    headers = {"id": event["id"], "kind": "gap"} | {
+        name: source_headers[name] for name in ROUTE_HEADERS if name in source_headers
+    }
     return Entry(entry.key, headers, codec.encode("Event", event))
 
 

@@ -56,7 +56,7 @@ def seal(data: bytearray, rest: bytes = b"") -> bytearray:
     return data
 
 
-def sound(payload: bytes, length: int, checksum: int) -> bool:
+def is_sound(payload: bytes, length: int, checksum: int) -> bool:
     """Whether an entry is as its head says. None is empty: a power cut leaves zeros where a file had grown, and a head
     of zeros would describe nothing rightly."""
     return 0 < length == len(payload) and zlib.crc32(payload) == checksum
@@ -75,7 +75,7 @@ def entries(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
                 return
             length, checksum = HEAD.unpack(head)
             payload = file.read(length)
-            if not sound(payload, length, checksum):
+            if not is_sound(payload, length, checksum):
                 return
             position += HEAD.size + length
             yield payload, position

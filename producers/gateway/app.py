@@ -29,7 +29,7 @@ from millrace.producers.gateway.episodes.routes import EpisodeRoutes
 from millrace.producers.gateway.http import azure_path, session_path
 from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
 from millrace.producers.gateway.http.callers import Caller
-from millrace.producers.gateway.http.handling import VISIT, guarded
+from millrace.producers.gateway.http.handling import VISIT, guard_handler
 from millrace.producers.gateway.http.listener import TRY_AGAIN
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.socket import Sockets
@@ -39,7 +39,7 @@ from millrace.producers.gateway.upstreams.upstreams import Upstreams
 
 logger = logging.getLogger(__name__)
 
-OWN = (
+GATEWAY_ROUTES = (
     (f"/v1{embeddings.PATH}", "POST", embeddings.NAME),
     ("/v1/models", "GET", "models"),
     ("/v1/models/{id:path}", "GET", "model"),
@@ -60,7 +60,7 @@ def routes() -> list[tuple[str, str, str]]:
     for dialect in dialects.DIALECTS:
         out.append((dialect.path, "POST", dialect.name))
         out += [(dialect.path + one.below, one.method, one.name) for one in dialect.beside]
-    return [*out, *OWN]
+    return [*out, *GATEWAY_ROUTES]
 
 
 def make_app(
@@ -81,13 +81,13 @@ def make_app(
     ways = UpstreamRoutes(gateway, upstreams) if upstreams is not None else None
     calls, episodes = CallRoutes(gateway, ways), EpisodeRoutes(gateway, address)
     handlers = {**calls.handlers(), **episodes.handlers()}
-    safe = {name: guarded(handler) for name, handler in handlers.items()}
+    safe = {name: guard_handler(handler) for name, handler in handlers.items()}
     hot = {dialect.path: safe[dialect.name] for dialect in dialects.DIALECTS}
-    routed = Starlette(
+    starlette = Starlette(
         routes=[Route(path, safe[name], methods=[method]) for path, method, name in routes()],
         exception_handlers={HTTPException: _http_error},
     )
-    routed.router.redirect_slashes = False  # a redirect would lead to the request's own Host, before any key
+    starlette.router.redirect_slashes = False  # a redirect would lead to the request's own Host, before any key
 
     async def events(caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         stream = partial(calls.events, caller)
@@ -115,7 +115,7 @@ def make_app(
         if scope["type"] == "websocket":
             return await socket(scope, receive, send)
         if scope["type"] != "http":
-            return await routed(scope, receive, send)
+            return await starlette(scope, receive, send)
         visit = Visit(intake, receive)
         try:
             scope = {**plain_of(scope), VISIT: visit}
@@ -125,7 +125,7 @@ def make_app(
             if scope["method"] == "POST" and (handler := hot.get(scope["path"])) is not None:
                 await (await handler(Request(scope, receive)))(scope, receive, send)
             else:
-                await routed(scope, receive, send)
+                await starlette(scope, receive, send)
         except ApiError as error:
             await visit.discard()
             await dialects.of_path(scope["path"]).refusal(error)(scope, receive, send)
@@ -141,7 +141,7 @@ def make_app(
 
 def plain_of(scope: Scope) -> Scope:
     """A request at the route that its path means. Raises ApiError 400."""
-    return azure_path.plain(session_path.plain(scope))
+    return azure_path.to_v1(session_path.strip_name(scope))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

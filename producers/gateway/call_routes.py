@@ -22,10 +22,10 @@ from millrace.producers.gateway.calls.pipeline import CallPipeline
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.http.event_stream import EventStream
 from millrace.producers.gateway.http.handling import JSON, Handler, body_of, enter, json_of, refusal
-from millrace.producers.gateway.sessions.ownership import TOLD
+from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import fits
-from millrace.producers.gateway.upstreams.upstream_routes import UpstreamRoutes, gone
+from millrace.producers.gateway.upstreams.upstream_routes import UpstreamRoutes, no_keeper
 from millrace.schemas.labels import make_label
 
 
@@ -50,7 +50,7 @@ class CallRoutes:
 
     async def events(self, caller: Caller, headers: Headers, body: bytes) -> AsyncGenerator[bytes, None]:
         """The events of a call over a socket. Raises ApiError before the first of them only."""
-        if self.upstreams is not None and await self.upstreams.routed(dialects.RESPONSES, body) is not None:
+        if self.upstreams is not None and await self.upstreams.route_request(dialects.RESPONSES, body) is not None:
             raise bad_request("model: an upstream answers it, which is asked over HTTP", param="model")
         call = await self.engines.prepare(caller, headers, body, dialects.RESPONSES)
         async with aclosing(self.pipeline.stream(call)) as pieces:
@@ -63,21 +63,24 @@ class CallRoutes:
         body = await body_of(visit, request)
         visit.watch()
         call: Call
-        if self.upstreams is not None and (routed := await self.upstreams.routed(dialect, body)) is not None:
-            call = await self.upstreams.prepare(caller, request.headers, body, routed, request.url.query)
+        if (
+            self.upstreams is not None
+            and (upstream_request := await self.upstreams.route_request(dialect, body)) is not None
+        ):
+            call = await self.upstreams.prepare(caller, request.headers, body, upstream_request, request.url.query)
         else:
             call = await self.engines.prepare(caller, request.headers, body, dialect)
         if not call.streams:
-            response = _response(await self.pipeline.whole(call))
-        elif (refused := await self.pipeline.open(call)) is not None:
-            return _response(refused)
+            response = _response(await self.pipeline.answer(call))
+        elif (refusal_reply := await self.pipeline.open(call)) is not None:
+            return _response(refusal_reply)
         else:
             try:
                 response = self._stream(call, request)
             except BaseException:
                 self.pipeline.leave(call)
                 raise
-        response.headers[TOLD] = call.session.id
+        response.headers[TRAJECTORY_HEADER] = call.session.id
         return response
 
     def _stream(self, call: Call, request: Request) -> Response:
@@ -96,17 +99,17 @@ class CallRoutes:
         visit, caller = enter(request, gateway.callers)
         body = await visit.body(request)
         if route.method == "POST" and upstreams is not None:
-            routed = await upstreams.routed(dialect, body)
-            if routed is not None:
-                return await upstreams.uncaptured(caller, request, body, routed, route.below)
+            upstream_request = await upstreams.route_request(dialect, body)
+            if upstream_request is not None:
+                return await upstreams.pass_on(caller, request, body, upstream_request, route.below)
         id, query = request.path_params.get("id", ""), dict(request.query_params)
         recall = partial(gateway.recall, caller, request.headers)
         asking = SideRequest(recall, self.engines.count, gateway.delete, id, body, query)
         if id and (upstream := dialect.away(asking)) is not None:
             if upstreams is None:
-                raise gone(id, upstream)
+                raise no_keeper(id, upstream)
             visit.watch()
-            return await upstreams.kept(request, dialect, upstream, id, route)
+            return await upstreams.ask_keeper(request, dialect, upstream, id, route)
         return Response(await route.answer(asking), media_type=JSON)
 
     async def _embeddings(self, request: Request) -> Response:
@@ -114,7 +117,7 @@ class CallRoutes:
         visit, caller = enter(request, self.gateway.callers)
         body = await body_of(visit, request)
         if self.upstreams is None:
-            raise embeddings.unserved()
+            raise embeddings.refusal()
         visit.watch()
         return await self.upstreams.embeddings(caller, request, body)
 
@@ -122,8 +125,8 @@ class CallRoutes:
         """Who answers each model that has a name of its own."""
         gateway = self.gateway
         owners = {gateway.options.policy: "millrace"}
-        for policy, served in gateway.engines.served.items():
-            versions = [make_label(policy, version) for version in sorted(served.fleet.versions)]
+        for policy, served_policy in gateway.engines.served.items():
+            versions = [make_label(policy, version) for version in sorted(served_policy.fleet.versions)]
             owners |= dict.fromkeys((policy, *versions), "millrace")
         for name in self.upstreams.upstreams.models if self.upstreams is not None else ():
             owners.setdefault(name, "upstream")

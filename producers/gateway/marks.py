@@ -25,19 +25,19 @@ _DIGITS = 6
 
 def marked_id(index: int) -> str:
     """A fresh id of a session or a response."""
-    return _marked(new_id(), index)
+    return _with_mark(new_id(), index)
 
 
 def minted_call(index: int) -> str:
     """A fresh id of a tool call."""
-    return f"call_{_marked(os.urandom(12).hex(), index)}"
+    return f"call_{_with_mark(os.urandom(12).hex(), index)}"
 
 
 def index_of(id: str) -> int | None:
     """The index of the process that minted this id; None for one without a mark."""
-    found = UUID7.search(id)
-    if found is not None:
-        text = found.group()
+    match = UUID7.search(id)
+    if match is not None:
+        text = match.group()
     elif (call := _CALL.search(id)) is not None:
         text = call.group(1)
     else:
@@ -46,7 +46,7 @@ def index_of(id: str) -> int | None:
     return index if index < MOST and text[-_DIGITS:] == _mark(text[:-_DIGITS], index) else None
 
 
-def _marked(text: str, index: int) -> str:
+def _with_mark(text: str, index: int) -> str:
     return text[:-_DIGITS] + _mark(text[:-_DIGITS], index)
 
 

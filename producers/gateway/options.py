@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 from millrace.infra.config import GatewayKey, GatewayPolicy, Settings
 from millrace.infra.config.keys import WORKERS
 from millrace.infra.local_keys import workers_key
-from millrace.producers.gateway.prices import Prices, priced
+from millrace.producers.gateway.prices import Prices, to_prices
 from millrace.producers.gateway.spending import KeyLimits
 
 
 @dataclass(frozen=True, slots=True)
 class RewardTerms:
     """How episodes of a policy are judged: the sources that they await unless they say otherwise, for how long after
-    their end, and the sources of deployed verifiers, which are `reserved` for who judges for them."""
+    their end, and the sources of deployed verifiers, which are `verifiers` for who judges for them."""
 
     awaits: tuple[str, ...] = ()
     reward_deadline_ms: int = 60_000
-    reserved: frozenset[str] = frozenset()
+    verifiers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
     """`keys` maps static keys to tenants; without any, every caller is `tenant`. `rollout_key` is the one whose callers
     take grants and speak for every source; it is one of `keys` where there are any. `awaits`, `reward_deadline_ms` and
-    `reserved` are the `RewardTerms` of the gateway's own policy, `other_terms` has those of the others. `judges` are
+    `verifiers` are the `RewardTerms` of the gateway's own policy, `other_terms` has those of the others. `judges` are
     the reserved sources that a static key may speak for. `key_names` are the names of static keys, and `limits` what
     each of these may take. `prices` are those of the policy's own calls. `public_url` is where clients reach the
     gateway, empty where it listens. `strict`: what would bar a reply from training by its shape, or would have no
@@ -35,7 +35,7 @@ class GatewayOptions:
     policy: str
     keys: Mapping[str, str] = field(default_factory=dict)
     rollout_key: str = ""
-    reserved: frozenset[str] = frozenset()
+    verifiers: frozenset[str] = frozenset()
     judges: Mapping[str, frozenset[str]] = field(default_factory=dict)
     key_names: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, KeyLimits] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class GatewayOptions:
 
     def terms(self, policy: str | None) -> RewardTerms:
         """Those of a policy; of the gateway's own for None, and for one that is not served here any more."""
-        own = RewardTerms(self.awaits, self.reward_deadline_ms, self.reserved)
-        return own if policy is None else self.other_terms.get(policy, own)
+        own_terms = RewardTerms(self.awaits, self.reward_deadline_ms, self.verifiers)
+        return own_terms if policy is None else self.other_terms.get(policy, own_terms)
 
     @classmethod
     def of(cls, settings: Settings, context: int) -> GatewayOptions:
@@ -73,11 +73,11 @@ class GatewayOptions:
             policy=settings.policy.name,
             keys={workers: WORKERS, **keys} if keys and workers else keys,
             rollout_key=workers,
-            reserved=frozenset((*settings.policy.awaits, settings.reward.source)),
+            verifiers=frozenset((*settings.policy.awaits, settings.reward.source)),
             judges={key.key.get_secret_value(): frozenset(key.judges) for key in gateway.keys.values()},
             key_names={key.key.get_secret_value(): name for name, key in gateway.keys.items()},
             limits={name: _limits(key) for name, key in gateway.keys.items()},
-            prices=priced(settings.policy.prices),
+            prices=to_prices(settings.policy.prices),
             max_body_bytes=gateway.max_body_bytes,
             max_bodies_bytes=gateway.max_bodies_bytes,
             body_timeout_s=gateway.body_timeout_s,
@@ -93,13 +93,13 @@ class GatewayOptions:
             public_url=gateway.public_url.rstrip("/"),
             strict=gateway.strict,
             reward_deadline_ms=int(settings.policy.reward_deadline_s * 1000),
-            other_terms={name: _terms(other) for name, other in gateway.policies.items()},
+            other_terms={name: _terms(entry) for name, entry in gateway.policies.items()},
         )
 
 
-def _terms(other: GatewayPolicy) -> RewardTerms:
-    reserved = frozenset((*other.awaits, other.reward_source))
-    return RewardTerms(other.awaits, int(other.reward_deadline_s * 1000), reserved)
+def _terms(entry: GatewayPolicy) -> RewardTerms:
+    verifiers = frozenset((*entry.awaits, entry.reward_source))
+    return RewardTerms(entry.awaits, int(entry.reward_deadline_s * 1000), verifiers)
 
 
 def _limits(key: GatewayKey) -> KeyLimits:

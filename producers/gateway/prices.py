@@ -12,26 +12,26 @@ Usage = tuple[int, int, int]
 
 
 class Prices(NamedTuple):
-    """Of a million tokens. `cached`: those of a prompt that the upstream had read before."""
+    """Of a million tokens. `cached_prompt`: those of a prompt that the upstream had read before."""
 
     prompt: float
     completion: float
-    cached: float
+    cached_prompt: float
 
 
-def priced(told: GatewayPrices | None) -> Prices | None:
+def to_prices(entry: GatewayPrices | None) -> Prices | None:
     """Those of the settings."""
-    if told is None:
+    if entry is None:
         return None
-    return Prices(told.prompt, told.completion, told.prompt if told.cached is None else told.cached)
+    return Prices(entry.prompt, entry.completion, entry.prompt if entry.cached is None else entry.cached)
 
 
 def cost(prices: Prices | None, usage: Usage) -> float | None:
     """Of (prompt, completion, cached) tokens, the cached among those of the prompt. None where nobody knows: there are
     no prices, or the upstream counted nothing."""
-    prompt, completion, cached = usage
+    prompt, completion, cached_tokens = usage
     if prices is None or not (prompt or completion):
         return None
-    cached = min(cached, prompt)
-    asked = (prompt - cached) * prices.prompt + cached * prices.cached
-    return (asked + completion * prices.completion) / MILLION
+    cached_tokens = min(cached_tokens, prompt)
+    prompt_cost = (prompt - cached_tokens) * prices.prompt + cached_tokens * prices.cached_prompt
+    return (prompt_cost + completion * prices.completion) / MILLION

@@ -34,14 +34,14 @@ from millrace.infra.log.base import EARLIEST, Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.process.ending import stop_asked
+from millrace.infra.process.ending import stop_event
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.joining import ANY, Joining, first, joining, rest
-from millrace.producers.gateway.calls.served_policy import Served
+from millrace.producers.gateway.calls.joining import ANY_LENGTH, Joining, first, joining, rest
+from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.http.listener import Listener
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
@@ -50,7 +50,7 @@ from millrace.producers.gateway.processes.owner import ProcessLayout
 from millrace.producers.gateway.sessions import checkpoint
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
@@ -79,32 +79,32 @@ def run(settings: Settings) -> None:
         uvloop.run(_run(settings, bus))
 
 
-async def _run(whole: Settings, bus: Bus) -> None:
-    layout = ProcessLayout(own_index(), whole.gateway.processes, note(whole, now_micros()))
-    stop, listener = stop_asked(), Listener(whole.gateway.max_connections)
-    if len(layout.known) == 1:
-        listener.open_public(whole.gateway.host, whole.gateway.port)
+async def _run(settings: Settings, bus: Bus) -> None:
+    layout = ProcessLayout(own_index(), settings.gateway.processes, note(settings, now_micros()))
+    stop, listener = stop_event(), Listener(settings.gateway.max_connections)
+    if len(layout.holders) == 1:
+        listener.open_public(settings.gateway.host, settings.gateway.port)
     try:
-        await _prepare_and_serve(whole, bus, layout, stop, listener)
+        await _prepare_and_serve(settings, bus, layout, stop, listener)
     finally:
         await listener.close()
 
 
 async def _prepare_and_serve(
-    whole: Settings, bus: Bus, layout: ProcessLayout, stop: asyncio.Event, listener: Listener
+    shared_settings: Settings, bus: Bus, layout: ProcessLayout, stop: asyncio.Event, listener: Listener
 ) -> None:
-    shared = whole.gateway.capture_dir
-    settings = with_folder(whole, folder_of(shared, layout.here))
+    shared_dir = shared_settings.gateway.capture_dir
+    settings = with_folder(shared_settings, folder_of(shared_dir, layout.here))
     upstreams = make_upstreams(settings, os.environ)
-    options = GatewayOptions.of(settings, ANY)
+    options = GatewayOptions.of(settings, ANY_LENGTH)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
     engines = partial(open_engine, settings.engine.kind, resubmits=resubmits, key=key)
     waiting: list[Joining] = []
-    found: list[Served] = []
-    if upstreams is None or not upstreams.whole:
+    served_policies: list[ServedPolicy] = []
+    if upstreams is None or not upstreams.answers_all:
         waiting = joining(settings, engines, START_S)
-        found = await listener.during(first(waiting, bus, stop))
-        if not found:
+        served_policies = await listener.during(first(waiting, bus, stop))
+        if not served_policies:
             return
     spare_collector()  # else it walks through all sessions again and again while they are rebuilt
     log, forwarder = await listener.during(asyncio.to_thread(capture, settings, bus))
@@ -112,20 +112,22 @@ async def _prepare_and_serve(
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     # Of one gateway, each process knows the keys of all sessions.
-    sessions = Sessions(shared, options.policy, secret, named_s=named_s, index=layout.here)
-    spending, underway = Spending(options.limits), Underway(log.folder)
+    sessions = Sessions(shared_dir, options.policy, secret, named_s=named_s, index=layout.here)
+    spending, underway = Spending(options.limits), StreamingMarks(log.folder)
     live = await listener.during(asyncio.to_thread(sessions.rebuild, log, spending, underway))
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
-    required = settings.gateway.capture == "required"
+    is_required = settings.gateway.capture == "required"
     key_of_rewards = settings.reward.key.get_secret_value()
-    recorder = Recorder(log, key_of_rewards, required=required, spending=spending, underway=underway)
+    recorder = Recorder(log, key_of_rewards, is_required=is_required, spending=spending, underway=underway)
     recorder.label_cut(sessions.live)
-    awaited = [one.awaited for one in waiting]
-    gateway = Gateway(options, sessions, recorder, Fleet(options.policy, engines), None, awaited=awaited)
-    for served in found:
-        gateway.engines.join(served)
-    if said := settings.unbound:
-        logger.warning("%s", said)
+    awaited_policies = [one.awaited for one in waiting]
+    gateway = Gateway(
+        options, sessions, recorder, Fleet(options.policy, engines), None, awaited_policies=awaited_policies
+    )
+    for served_policy in served_policies:
+        gateway.engines.join(served_policy)
+    if warning := settings.unbound:
+        logger.warning("%s", warning)
     forwarder.start()
     watch = WorkersWatch(
         bus, full_name(settings.namespace, "workers"), asyncio.get_running_loop(), gateway.engines.observe
@@ -138,7 +140,9 @@ async def _prepare_and_serve(
     guard = asyncio.create_task(_guard(forwarder))
     checkpoints = asyncio.create_task(_checkpoints(gateway))
     coming = asyncio.create_task(rest(waiting, bus, gateway))
-    crossing = Crossing(gateway, layout, Hops(settings.home, shared), shared) if len(layout.known) > 1 else None
+    crossing = (
+        Crossing(gateway, layout, Hops(settings.home, shared_dir), shared_dir) if len(layout.holders) > 1 else None
+    )
     spare_collector()
     try:
         await serve(gateway, settings.gateway.host, settings.gateway.port, stop, upstreams, guard, crossing, listener)
@@ -180,12 +184,12 @@ def capture(settings: Settings, bus: Bus) -> tuple[CaptureLog, Forwarder]:
 
 async def _checkpoints(gateway: Gateway) -> None:
     """Write a checkpoint whenever the next start would have much to read without it. Runs until it is cancelled."""
-    log, at, written = gateway.recorder.log, -checkpoint.ENTRIES, time.monotonic()
+    log, at, written_at = gateway.recorder.log, -checkpoint.ENTRIES, time.monotonic()
     while True:
         await asyncio.sleep(CHECK_S)  # the first too, whose copy would hold up the start
         now = time.monotonic()
-        if log.end - at >= checkpoint.ENTRIES or (log.end > at and now - written > CHECKPOINT_S):
-            at, written = log.end, now
+        if log.end - at >= checkpoint.ENTRIES or (log.end > at and now - written_at > CHECKPOINT_S):
+            at, written_at = log.end, now
             await _checkpoint(gateway)
 
 
@@ -224,7 +228,7 @@ async def serve(
         listener.lead_to(app, host, port)
     else:
         listener.open_socket(crossing.behind(app), crossing.socket)
-        if not crossing.retired:
+        if not crossing.is_retired:
             listener.lead_to(crossing.around(app), host, port, is_shared=True)
     serving = asyncio.create_task(listener.end())
     reaper = asyncio.create_task(gateway.reap())
@@ -232,8 +236,8 @@ async def serve(
     beside = [] if crossing is None else crossing.tasks()
     try:
         tasks = [serving, stopping, reaper, *beside, *([guard] if guard else [])]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        ended_tasks, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended_tasks:
             task.result()
     finally:
         for task in (stopping, reaper, *beside):

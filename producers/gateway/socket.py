@@ -59,8 +59,8 @@ class Sockets:
         self.gateway.check_open()
         caller = self.identify(headers)
         if self.open[caller.tenant] >= self.intake.options.max_in_flight:
-            said = f"This tenant has more than {self.intake.options.max_in_flight} sockets open: try again"
-            raise ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)
+            message = f"This tenant has more than {self.intake.options.max_in_flight} sockets open: try again"
+            raise ApiError(429, message, type="rate_limit_error", code="rate_limited", retry_after_s=1)
         self.open[caller.tenant] += 1
         try:
             await send({"type": "websocket.accept"})
@@ -123,8 +123,8 @@ class _Socket:
             await asyncio.wait([call])
         if not call.cancelled():
             return call.result()
-        said = "This call was cut off: its session has ended, or the gateway stops"
-        await self._fail(ApiError(503, said, type="server_error", code="cut_off"))
+        message = "This call was cut off: its session has ended, or the gateway stops"
+        await self._fail(ApiError(503, message, type="server_error", code="cut_off"))
 
     async def _read(self, task: asyncio.Task[None]) -> None:
         """Frames as they come, also while a call runs, so that its end is known."""
@@ -135,13 +135,13 @@ class _Socket:
                 break
             frame = _bytes(message)
             if len(frame) > limit:
-                said = f"The frame is larger than {limit} bytes"
-                await self._fail(ApiError(413, said, code="request_too_large"))
+                text = f"The frame is larger than {limit} bytes"
+                await self._fail(ApiError(413, text, code="request_too_large"))
                 await self._close(TOO_BIG)
                 break
             if self._busy:
-                said = "A response is being made on this socket: wait for its end, or open another socket"
-                await self._fail(ApiError(409, said, code="response_in_progress"))
+                text = "A response is being made on this socket: wait for its end, or open another socket"
+                await self._fail(ApiError(409, text, code="response_in_progress"))
                 continue
             self._busy = True
             self._frames.put_nowait(frame)
@@ -151,14 +151,14 @@ class _Socket:
     async def _call(self, frame: bytes) -> None:
         """One response, or an event that says why there is none. Raises what ends the socket."""
         sockets, intake = self._sockets, self._sockets.intake
-        counted = None
+        limits = None
         intake.held += len(frame)
         try:
             sockets.gateway.check_open()
-            counted = intake.enter(self._caller)
+            limits = intake.enter(self._caller)
             if intake.held > intake.options.max_bodies_bytes:
-                said = f"The gateway holds {intake.options.max_bodies_bytes} bytes of requests: try again"
-                raise ApiError(503, said, type="server_error", code="busy", retry_after_s=1)
+                message = f"The gateway holds {intake.options.max_bodies_bytes} bytes of requests: try again"
+                raise ApiError(503, message, type="server_error", code="busy", retry_after_s=1)
             body = await aside(len(frame), request_of, frame)
             async with aclosing(sockets.answer(self._caller, self._headers, body)) as events:
                 async for data in _data(events):
@@ -172,13 +172,13 @@ class _Socket:
             await self._fail(ApiError(500, "The gateway failed: see its log", type="server_error", code="internal"))
         finally:
             intake.held -= len(frame)
-            if counted is not None:
-                intake.leave(counted)
+            if limits is not None:
+                intake.leave(limits)
             self._busy = False  # here, so that whoever saw the last event may ask again at once
 
     async def _fail(self, error: ApiError) -> None:
-        told = orjson.loads(self._sockets.dialect.failed(error).data)
-        await self._say(orjson.dumps({**told, "status": error.status}))
+        event = orjson.loads(self._sockets.dialect.failed(error).data)
+        await self._say(orjson.dumps({**event, "status": error.status}))
 
     async def _say(self, data: bytes) -> None:
         async with self._turn:

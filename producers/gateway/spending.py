@@ -1,11 +1,11 @@
 """What each key of the gateway spends: tokens in a minute, money in a number of hours.
 
 Invariants: what calls spend is a fold over the capture log, where each says beside its event who bears it and how much
-(`SPENT`, which stays there), so a start knows what was spent before it; what is not captured (embeddings) counts beside
-them until the gateway ends; it counts by whole windows of the
-clock, and time never goes back; a call is refused before anybody is asked for it, and never while it runs; two keys
-never share, whoever's they are; what a reply that is cut off bears is no less than the estimate of what was passed on
-of it, and never falls as more of it comes."""
+(`SPENT_HEADER`, which stays there), so a start knows what was spent before it; what is not captured (embeddings)
+counts beside them until the gateway ends; it counts by whole windows of the clock, and time never goes back; a
+call is refused before anybody is asked for it, and never while it runs; two keys never share, whoever's they are; what
+a reply that is cut off bears is no less than the estimate of what was passed on of it, and never falls as more of it
+comes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from millrace.dialects.errors import ApiError
 from millrace.producers.gateway.prices import Prices, Usage, cost
 
-SPENT = "_spent"
+SPENT_HEADER = "_spent"
 """header of a call's entry: tokens, money and the key that bears them"""
 BYTES = 4
 """of text for a token, where nobody counted them"""
@@ -36,7 +36,7 @@ class KeyLimits:
     budget_hours: float = 24.0
 
 
-class Spent(NamedTuple):
+class Expense(NamedTuple):
     """What a record of a call adds. `money`: 0 where nobody knows a price."""
 
     tokens: int
@@ -44,28 +44,28 @@ class Spent(NamedTuple):
 
     def note(self, key: str) -> dict[str, str]:
         """The header that says so, of a record that `key` bears; none for nobody's."""
-        return {SPENT: f"{self.tokens} {self.money!r} {key}"} if key else {}
+        return {SPENT_HEADER: f"{self.tokens} {self.money!r} {key}"} if key else {}
 
 
-def told(note: str) -> tuple[str, Spent]:
+def parse_expense(note: str) -> tuple[str, Expense]:
     """A key, and what it bears. Raises ValueError for what is no such note."""
     tokens, money, key = note.split(" ", 2)
-    return key, Spent(int(tokens), float(money))
+    return key, Expense(int(tokens), float(money))
 
 
-def spent(prices: Prices | None, usage: Usage) -> Spent:
+def expense_of(prices: Prices | None, usage: Usage) -> Expense:
     """Of a call with this usage."""
-    return Spent(usage[0] + usage[1], cost(prices, usage) or 0.0)
+    return Expense(usage[0] + usage[1], cost(prices, usage) or 0.0)
 
 
-def borne(usage: Usage, asked: int, said: int, *, final: bool = True) -> Usage:
+def bill_usage(usage: Usage, request_bytes: int, reply_bytes: int, *, final: bool = True) -> Usage:
     """The usage that a call bears: what the upstream counted (0 where it did not), and in place of what it did not
-    count an estimate from the bytes that were `asked` and `said`. A count that is not `final`, of a reply that was cut
-    off, is no less than the estimate of what was said."""
-    prompt, completion, cached = usage
+    count an estimate from `request_bytes` and `reply_bytes`. A count that is not `final`, of a reply that was cut off,
+    is no less than the estimate of what was said."""
+    prompt, completion, cached_tokens = usage
     if not (completion and final):
-        completion = max(completion, estimate(said))
-    return prompt or estimate(asked), completion, cached
+        completion = max(completion, estimate(reply_bytes))
+    return prompt or estimate(request_bytes), completion, cached_tokens
 
 
 def estimate(size: int) -> int:
@@ -118,38 +118,38 @@ class Spending:
     def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
         self.limits = limits
         self._tokens = {key: Window(MINUTE_US) for key in limits}
-        self._money = {key: Window(own.budget_hours * HOUR_US) for key, own in limits.items()}
+        self._money = {key: Window(key_limits.budget_hours * HOUR_US) for key, key_limits in limits.items()}
         self._others: dict[int, Standing] = {}
 
     def fold(self, headers: Mapping[str, str], at: int) -> None:
         """One entry of the capture log, captured at this time. What no gateway wrote, or of a key that is gone, adds
         nothing."""
-        if SPENT not in headers:
+        if SPENT_HEADER not in headers:
             return
         try:
-            key, what = told(headers[SPENT])
+            key, expense = parse_expense(headers[SPENT_HEADER])
         except ValueError:
             return
-        self.add(key, what, at)
+        self.add(key, expense, at)
 
-    def add(self, key: str, what: Spent, at: int) -> None:
+    def add(self, key: str, expense: Expense, at: int) -> None:
         """What this key spent at a time in micros; nothing for one without limits."""
         if key in self.limits:
-            self._tokens[key].add(at, what.tokens)
-            self._money[key].add(at, what.money)
+            self._tokens[key].add(at, expense.tokens)
+            self._money[key].add(at, expense.money)
 
-    def used(self, key: str, now: int) -> Spent:
+    def used(self, key: str, now: int) -> Expense:
         """What a key has spent of this minute, and of this budget."""
         if key not in self.limits:
-            return Spent(0, 0.0)
-        own = self.limits[key]
+            return Expense(0, 0.0)
+        key_limits = self.limits[key]
         tokens, money = self._tokens[key].used(now), self._money[key].used(now)
-        for told in self._others.values():
-            if key in told:
-                minute, their_tokens, hours, their_money = told[key]
+        for standing in self._others.values():
+            if key in standing:
+                minute, their_tokens, hours, their_money = standing[key]
                 tokens += their_tokens * (minute == now // MINUTE_US)
-                money += their_money * (hours == now // int(own.budget_hours * HOUR_US))
-        return Spent(int(tokens), money)
+                money += their_money * (hours == now // int(key_limits.budget_hours * HOUR_US))
+        return Expense(int(tokens), money)
 
     def standing(self) -> Standing:
         """What was spent here, for the other processes of the gateway."""
@@ -158,7 +158,7 @@ class Spending:
     @property
     def windows(self) -> dict[str, float]:
         """Hours of the budget of each key."""
-        return {key: own.budget_hours for key, own in self.limits.items()}
+        return {key: key_limits.budget_hours for key, key_limits in self.limits.items()}
 
     def restore(self, standing: Standing) -> None:
         """What was spent before a start, as `standing` told it. Keys without limits are left out."""
@@ -167,23 +167,23 @@ class Spending:
                 self._tokens[key].restore(minute, tokens)
                 self._money[key].restore(hours, money)
 
-    def heard(self, index: int, told: Standing) -> None:
+    def note_standing(self, index: int, standing: Standing) -> None:
         """What was spent at another process, in place of what it told before."""
-        self._others[index] = told
+        self._others[index] = standing
 
     def check(self, key: str, now: int) -> None:
         """A call of this key is about to begin. Raises ApiError 429 where nothing is left for it."""
-        own, used = self.limits.get(key), self.used(key, now)
-        if own is None:
+        key_limits, used = self.limits.get(key), self.used(key, now)
+        if key_limits is None:
             return
-        if own.tokens_per_minute is not None and used.tokens >= own.tokens_per_minute:
-            said = f"This key has used its {own.tokens_per_minute} tokens of this minute"
-            raise _over(said, "tokens_per_minute", self._tokens[key].left_s(now))
-        if own.budget is not None and used.money >= own.budget:
-            said = f"This key has spent its budget of {own.budget:g} for {own.budget_hours:g} hours"
-            raise _over(said, "budget_spent", self._money[key].left_s(now))
+        if key_limits.tokens_per_minute is not None and used.tokens >= key_limits.tokens_per_minute:
+            message = f"This key has used its {key_limits.tokens_per_minute} tokens of this minute"
+            raise _over(message, "tokens_per_minute", self._tokens[key].left_s(now))
+        if key_limits.budget is not None and used.money >= key_limits.budget:
+            message = f"This key has spent its budget of {key_limits.budget:g} for {key_limits.budget_hours:g} hours"
+            raise _over(message, "budget_spent", self._money[key].left_s(now))
 
 
-def _over(said: str, code: str, wait_s: int) -> ApiError:
-    text = f"{said}: try again in {wait_s} s"
+def _over(message: str, code: str, wait_s: int) -> ApiError:
+    text = f"{message}: try again in {wait_s} s"
     return ApiError(429, text, type="rate_limit_error", code=code, retry_after_s=wait_s)

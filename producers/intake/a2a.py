@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from millrace.producers.gateway.episodes.bodies import ObservationIn, ToolCallIn, ToolResultIn, posted
+from millrace.producers.gateway.episodes.bodies import ObservationIn, ToolCallIn, ToolResultIn, post_body
 from millrace.producers.intake import jsonrpc
 from millrace.producers.intake.conversation import ChildEvent, ConversationFold, Event, Owner
 from millrace.producers.intake.jsonrpc import Message
@@ -57,15 +57,15 @@ class Child:
     owner: Owner
     over: bool = False
 
-    def told(self, origin: str, content: str, now: int) -> Iterator[ChildEvent]:
+    def observe(self, origin: str, content: str, now: int) -> Iterator[ChildEvent]:
         """What passed between the two, as it sees it."""
         if not self.over:
-            event = posted(
+            event = post_body(
                 ObservationIn, content=content, media_type="application/json", origin=f"a2a:{origin}", event_time=now
             )
             yield ChildEvent(self.owner, event)
 
-    def ended(self, status: str) -> Iterator[ChildEvent]:
+    def end(self, status: str) -> Iterator[ChildEvent]:
         """There is no more to do."""
         if not self.over:
             self.over = True
@@ -84,7 +84,7 @@ class Delegation:
     task: str | None
     context: str | None
     goes_on: bool
-    heard: bool = False
+    has_answer: bool = False
     status: msgspec.Raw | None = None
     artifacts: OrderedDict[str, list[msgspec.Raw]] = field(default_factory=OrderedDict)
     size: int = 0
@@ -125,12 +125,12 @@ class Delegations:
             keep(self.running, delegation.task, delegation)
 
 
-def keep(kept: OrderedDict[str, T], name: str, value: T) -> None:
+def keep(entries: OrderedDict[str, T], name: str, value: T) -> None:
     """Keep the newest."""
-    kept[name] = value
-    kept.move_to_end(name)
-    while len(kept) > MOST:
-        kept.popitem(last=False)
+    entries[name] = value
+    entries.move_to_end(name)
+    while len(entries) > MOST:
+        entries.popitem(last=False)
 
 
 class DelegationExchange(ConversationFold):
@@ -163,55 +163,55 @@ class DelegationExchange(ConversationFold):
         """The child of the message that is read next."""
         self._child = None if child is None else Child(child)
 
-    def sent(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event | ChildEvent]:
+    def from_client(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event | ChildEvent]:
         """The client said this."""
         method, params = self._method(message)
         id = None if self._path else jsonrpc.id_of(message)
         if method in SENDS and "message" in params:
-            yield from self._sent(id, params, now, traceparent)
+            yield from self._begin_call(id, params, now, traceparent)
         elif method in FOLLOWS:
             task = self._path[1] if self._path else _text(params, "id")
-            found = self._all.running.get(task or "")
-            if found is not None:
-                self._asked[id] = found
+            delegation = self._all.running.get(task or "")
+            if delegation is not None:
+                self._asked[id] = delegation
                 if method in ("SubscribeToTask", "tasks/resubscribe"):
-                    found.reader = self
+                    delegation.reader = self
 
-    def received(self, message: Message, now: int) -> Iterator[Event | ChildEvent]:
+    def from_server(self, message: Message, now: int) -> Iterator[Event | ChildEvent]:
         """The server said this."""
         id = None if self._path else jsonrpc.id_of(message)
-        found = self._asked.get(id)
-        if found is None or found.over:
+        delegation = self._asked.get(id)
+        if delegation is None or delegation.over:
             return
         if self._path is None and "error" in message and bytes(message["error"]) != b"null":
-            yield from self._refused(found, jsonrpc.text(message["error"]), now)
+            yield from self._refuse(delegation, jsonrpc.text(message["error"]), now)
             return
         piece = read(message if self._path else jsonrpc.members(message, "result"))
         if piece is None:
             return
-        found.heard = True
-        _name(found, piece)
-        self._all.follow(found)
-        if found.reader in (None, self):
-            _take_in(found, piece)
-            if found.child is not None:
+        delegation.has_answer = True
+        _name(delegation, piece)
+        self._all.follow(delegation)
+        if delegation.reader in (None, self):
+            _take_in(delegation, piece)
+            if delegation.child is not None:
                 # A message from the client is a "message" of the child: this one is its reply.
                 origin = "reply" if piece.kind == "message" else piece.kind
-                yield from found.child.told(origin, jsonrpc.text(piece.raw), now)
-        yield from self._settled(found, piece, now)
+                yield from delegation.child.observe(origin, jsonrpc.text(piece.raw), now)
+        yield from self._settle(delegation, piece, now)
 
     def broken_off(
         self, ids: Iterable[Hashable | None], status: ToolStatus, why: str, now: int
     ) -> Iterator[Event | ChildEvent]:
         """No answer comes to these requests. A task that its server has told of goes on without it."""
         for id in [None] if self._path else ids:
-            found = self._asked.pop(id, None)
-            if found is None or found.over:
+            delegation = self._asked.pop(id, None)
+            if delegation is None or delegation.over:
                 continue
-            if found.reader is self:
-                found.reader = None
-            if found.sender is self and not found.heard:
-                yield from self._failed(found, status, why, now)
+            if delegation.reader is self:
+                delegation.reader = None
+            if delegation.sender is self and not delegation.has_answer:
+                yield from self._fail(delegation, status, why, now)
 
     def _method(self, message: Message) -> tuple[str | None, Message]:
         if self._path is not None:
@@ -219,19 +219,19 @@ class DelegationExchange(ConversationFold):
         method = jsonrpc.member(message, "method")
         return (method if isinstance(method, str) else None), jsonrpc.members(message, "params")
 
-    def _sent(
+    def _begin_call(
         self, id: Hashable | None, params: Message, now: int, traceparent: str | None
     ) -> Iterator[Event | ChildEvent]:
-        said = jsonrpc.members(params, "message")
-        task = _text(said, "taskId")
+        details = jsonrpc.members(params, "message")
+        task = _text(details, "taskId")
         child, self._child = self._all.child_of(task) or self._child, None
         call_id, self._call_id = self._call_id or self._all.new_id(), ""
         goes_on = child is not None and self._all.child_of(task) is child
         self._all.turns.pop(task or "", None)
-        found = Delegation(call_id, now, child, self, task, _text(said, "contextId"), goes_on, reader=self)
-        self._asked[id] = found
+        delegation = Delegation(call_id, now, child, self, task, _text(details, "contextId"), goes_on, reader=self)
+        self._asked[id] = delegation
         text = jsonrpc.text(params["message"])
-        yield posted(
+        yield post_body(
             ToolCallIn,
             call_id=call_id,
             name=self._all.agent,
@@ -241,54 +241,54 @@ class DelegationExchange(ConversationFold):
             event_time=now,
         )
         if child is not None:
-            yield from child.told("message", text, now)
+            yield from child.observe("message", text, now)
 
-    def _refused(self, found: Delegation, error: str, now: int) -> Iterator[Event | ChildEvent]:
+    def _refuse(self, delegation: Delegation, error: str, now: int) -> Iterator[Event | ChildEvent]:
         """An error is the end of a message; a task that is asked for goes on."""
-        if found.sender is self:
-            yield from self._failed(found, "error", error, now)
+        if delegation.sender is self:
+            yield from self._fail(delegation, "error", error, now)
 
-    def _failed(self, found: Delegation, status: ToolStatus, why: str, now: int) -> Iterator[Event | ChildEvent]:
+    def _fail(self, delegation: Delegation, status: ToolStatus, why: str, now: int) -> Iterator[Event | ChildEvent]:
         """Without an answer."""
-        ended: str | None = "aborted" if status == "cancelled" else "failed"
-        if found.child is not None:
-            yield from found.child.told("reply", why, now)
-        if found.goes_on and found.task is not None and found.child is not None:
-            keep(self._all.turns, found.task, found.child)  # the task is where it was
-            ended = None
-        yield from self._over(found, status, why, ended, now)
+        child_status: str | None = "aborted" if status == "cancelled" else "failed"
+        if delegation.child is not None:
+            yield from delegation.child.observe("reply", why, now)
+        if delegation.goes_on and delegation.task is not None and delegation.child is not None:
+            keep(self._all.turns, delegation.task, delegation.child)  # the task is where it was
+            child_status = None
+        yield from self._over(delegation, status, why, child_status, now)
 
-    def _settled(self, found: Delegation, piece: TaskPiece, now: int) -> Iterator[Event | ChildEvent]:
+    def _settle(self, delegation: Delegation, piece: TaskPiece, now: int) -> Iterator[Event | ChildEvent]:
         """What this piece ends."""
         if piece.kind == "message":
-            yield from self._over(found, "ok", jsonrpc.text(piece.raw), "completed", now)
+            yield from self._over(delegation, "ok", jsonrpc.text(piece.raw), "completed", now)
             return
         state = _state(piece.members) if piece.kind in ("task", "status") else ""
         if state in ENDS:
-            status, ended = ENDS[state]
-            yield from self._over(found, status, _result(found), ended, now)
+            status, child_status = ENDS[state]
+            yield from self._over(delegation, status, _result(delegation), child_status, now)
         elif state in TURNS:
-            if found.task is not None and found.child is not None:
-                keep(self._all.turns, found.task, found.child)
-            yield from self._over(found, "ok", _result(found), None, now)
+            if delegation.task is not None and delegation.child is not None:
+                keep(self._all.turns, delegation.task, delegation.child)
+            yield from self._over(delegation, "ok", _result(delegation), None, now)
 
     def _over(
-        self, found: Delegation, status: ToolStatus, content: str, ended: str | None, now: int
+        self, delegation: Delegation, status: ToolStatus, content: str, child_status: str | None, now: int
     ) -> Iterator[Event | ChildEvent]:
-        found.over = True
-        if found.task is not None and self._all.running.get(found.task) is found:
-            del self._all.running[found.task]
-        yield posted(
+        delegation.over = True
+        if delegation.task is not None and self._all.running.get(delegation.task) is delegation:
+            del self._all.running[delegation.task]
+        yield post_body(
             ToolResultIn,
-            call_id=found.call_id,
+            call_id=delegation.call_id,
             name=self._all.agent,
             status=status,
             content=content,
-            latency_us=max(0, now - found.at),
+            latency_us=max(0, now - delegation.at),
             event_time=now,
         )
-        if found.child is not None and ended is not None:
-            yield from found.child.ended(ended)
+        if delegation.child is not None and child_status is not None:
+            yield from delegation.child.end(child_status)
 
 
 def read(result: Message) -> TaskPiece | None:
@@ -300,13 +300,13 @@ def read(result: Message) -> TaskPiece | None:
     return None if kind is None else TaskPiece(kind, msgspec.Raw(msgspec.json.encode(result)), result)
 
 
-def _name(found: Delegation, piece: TaskPiece) -> None:
+def _name(delegation: Delegation, piece: TaskPiece) -> None:
     """Take over what the server calls the task."""
     if piece.kind == "task":
-        found.task = _text(piece.members, "id") or found.task
+        delegation.task = _text(piece.members, "id") or delegation.task
     elif piece.kind != "message":
-        found.task = _text(piece.members, "taskId") or found.task
-    found.context = _text(piece.members, "contextId") or found.context
+        delegation.task = _text(piece.members, "taskId") or delegation.task
+    delegation.context = _text(piece.members, "contextId") or delegation.context
 
 
 def _take_in(delegation: Delegation, piece: TaskPiece) -> None:
@@ -319,14 +319,14 @@ def _take_in(delegation: Delegation, piece: TaskPiece) -> None:
         delegation.left_out.clear()
         delegation.size = 0
         for artifact in _list(piece.members, "artifacts"):
-            _add(delegation, artifact, whole=True)
+            _add(delegation, artifact, is_whole=True)
     elif piece.kind == "artifact" and (only := piece.members.get("artifact")) is not None:
-        _add(delegation, only, whole=jsonrpc.member(piece.members, "append") is not True)
+        _add(delegation, only, is_whole=jsonrpc.member(piece.members, "append") is not True)
 
 
-def _add(delegation: Delegation, artifact: msgspec.Raw, *, whole: bool) -> None:
+def _add(delegation: Delegation, artifact: msgspec.Raw, *, is_whole: bool) -> None:
     name = _text(jsonrpc.members({"artifact": artifact}, "artifact"), "artifactId") or ""
-    if whole:
+    if is_whole:
         delegation.size -= sum(len(bytes(piece)) for piece in delegation.artifacts.pop(name, []))
         delegation.left_out.pop(name, None)
     size = len(bytes(artifact))
@@ -338,27 +338,31 @@ def _add(delegation: Delegation, artifact: msgspec.Raw, *, whole: bool) -> None:
     delegation.artifacts.setdefault(name, []).append(artifact.copy())
 
 
-def _result(found: Delegation) -> str:
+def _result(delegation: Delegation) -> str:
     """What the delegation came to, as JSON: the task's ids, its last status, its artifacts piece by piece."""
-    said: dict[str, object] = {"taskId": found.task, "contextId": found.context, "status": found.status}
-    said["artifacts"] = [piece for pieces in found.artifacts.values() for piece in pieces]
-    if found.left_out:
-        said["left_out"] = {"bytes": found.left_out.total()}
-    return msgspec.json.encode(said).decode(errors="replace")
+    outcome: dict[str, object] = {
+        "taskId": delegation.task,
+        "contextId": delegation.context,
+        "status": delegation.status,
+    }
+    outcome["artifacts"] = [piece for pieces in delegation.artifacts.values() for piece in pieces]
+    if delegation.left_out:
+        outcome["left_out"] = {"bytes": delegation.left_out.total()}
+    return msgspec.json.encode(outcome).decode(errors="replace")
 
 
 def _state(members: Message) -> str:
     """Of a task or an update, in the words of 0.3."""
-    said = _text(jsonrpc.members(members, "status"), "state") or ""
-    return said.lower().removeprefix("task_state_").replace("_", "-")
+    state = _text(jsonrpc.members(members, "status"), "state") or ""
+    return state.lower().removeprefix("task_state_").replace("_", "-")
 
 
 def _text(message: Message, name: str) -> str | None:
     """A name; None for none, and for what is too long to be one."""
-    found = jsonrpc.member(message, name)
-    if not isinstance(found, str) or not 0 < len(found.encode(errors="replace")) <= bounds.NAME_BYTES:
+    value = jsonrpc.member(message, name)
+    if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= bounds.NAME_BYTES:
         return None
-    return found
+    return value
 
 
 def _list(message: Message, name: str) -> list[msgspec.Raw]:

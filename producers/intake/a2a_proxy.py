@@ -37,43 +37,43 @@ PATHS = ("/.well-known/agent-card.json", "/.well-known/agent.json", "/extendedAg
 """where agents show their card over HTTP, in any of the versions"""
 
 
-def rewritten(card: bytes, origin: str, ours: str) -> bytes:
-    """A card of the server at `origin`, as the proxy at `ours` (both `http://HOST:PORT`, ours with the session's key
+def rewrite_card(card: bytes, origin: str, address: str) -> bytes:
+    """A card of the server at `origin`, as the proxy at `address` (both `http://HOST:PORT`, ours with the session's key
     behind it where a path names it) shows it. Raises ConfigError for one that names no address there, ValueError for
     what is no card."""
-    found = orjson.loads(card)
-    if not isinstance(found, dict):
+    content = orjson.loads(card)
+    if not isinstance(content, dict):
         raise ValueError("a card is a JSON object")
-    named: list[str] = []
-    kept = False
+    urls: list[str] = []
+    has_address = False
     for list_name in ("supportedInterfaces", "additionalInterfaces"):
-        if isinstance(found.get(list_name), list):
-            moved = [_moved(one, origin, ours, named) for one in found[list_name]]
-            found[list_name] = [one for one in moved if one is not None]
-            kept = kept or bool(found[list_name])
-    if isinstance(found.get("url"), str):
-        own = _moved(found, origin, ours, named)
-        if own is None:
-            del found["url"]
-        kept = kept or own is not None
-    if not kept:
+        if isinstance(content.get(list_name), list):
+            entries = [_move(one, origin, address, urls) for one in content[list_name]]
+            content[list_name] = [one for one in entries if one is not None]
+            has_address = has_address or bool(content[list_name])
+    if isinstance(content.get("url"), str):
+        entry = _move(content, origin, address, urls)
+        if entry is None:
+            del content["url"]
+        has_address = has_address or entry is not None
+    if not has_address:
         raise ConfigError(
-            f"the agent's card names {', '.join(named) or 'no address'}, none of them on {origin}: "
+            f"the agent's card names {', '.join(urls) or 'no address'}, none of them on {origin}: "
             "start the proxy with --url at an address that the card names"
         )
-    found.pop("signatures", None)
-    return orjson.dumps(found)
+    content.pop("signatures", None)
+    return orjson.dumps(content)
 
 
-def _moved(one: object, origin: str, ours: str, named: list[str]) -> Json:
+def _move(one: object, origin: str, address: str, urls: list[str]) -> Json:
     """What has a `url`, with ours; None for one on another server."""
     if not isinstance(one, dict) or not isinstance(one.get("url"), str):
         return None
-    named.append(one["url"])
+    urls.append(one["url"])
     parts = urlsplit(one["url"])
     if _server(f"{parts.scheme}://{parts.netloc}") != _server(origin):
         return None
-    one["url"] = ours.rstrip("/") + urlunsplit(("", "", parts.path, parts.query, parts.fragment))
+    one["url"] = address.rstrip("/") + urlunsplit(("", "", parts.path, parts.query, parts.fragment))
     return one
 
 
@@ -94,8 +94,8 @@ CHILD_S = 2.0
 READ_BYTES = 8 << 20
 """of a request that is read before it is passed on; a larger one passes unread"""
 CARD_BYTES = 4 << 20
-LEFT = '{"cancelled":"the client left before the result"}'
-UNANSWERED = '{"error":"the answer ended without a result"}'
+CANCELLATION = '{"cancelled":"the client left before the result"}'
+NO_RESULT = '{"error":"the answer ended without a result"}'
 REST = (
     (re.compile(r"/message:(send|stream)$"), "SendMessage"),
     (re.compile(r"/tasks/([^/:]+)$"), "GetTask"),
@@ -142,7 +142,7 @@ class A2aProxy(ReverseProxy):
         """A new session, child of the owner's; None, and said, where none begins."""
         assert self.http is not None
         assert self.children is not None
-        begun: Any = None
+        reply: Any = None
         try:
             async with self.http.post(
                 f"{owner.base_url}/sessions",
@@ -150,10 +150,10 @@ class A2aProxy(ReverseProxy):
                 headers={"authorization": f"Bearer {self.children.key}"},
                 timeout=aiohttp.ClientTimeout(total=CHILD_S),
             ) as answer:
-                begun = orjson.loads(await answer.read())
-                return Owner(begun["api_key"], owner.base_url)
+                reply = orjson.loads(await answer.read())
+                return Owner(reply["api_key"], owner.base_url)
         except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
-            self.tell(f"a delegation has no session of its own: {_said(begun) or repr(error)}")
+            self.tell(f"a delegation has no session of its own: {_error_message(reply) or repr(error)}")
             return None
 
     async def answer(
@@ -166,9 +166,9 @@ class A2aProxy(ReverseProxy):
         card = await answer.content.read(CARD_BYTES + 1)
         while not answer.content.at_eof() and len(card) <= CARD_BYTES:
             card += await answer.content.read(CARD_BYTES + 1 - len(card))
-        ours = f"{request.scheme}://{request.host}" + (f"/{key}" if key else "")
+        address = f"{request.scheme}://{request.host}" + (f"/{key}" if key else "")
         try:
-            body = rewritten(card, self.origin, ours)
+            body = rewrite_card(card, self.origin, address)
         except (ConfigError, ValueError) as error:
             self.tell(str(error))
             return web.Response(status=502, text=f"{error}\n")
@@ -199,53 +199,53 @@ class A2aExchange(Exchange):
             if size > READ_BYTES:
                 self.capture.passed_unread()
                 return _rest(parts, request)
-        whole = b"".join(parts)
-        await self._begin(whole)
-        self.asked.feed(whole)
-        self.asked.end()
-        return _rest([whole], None)
+        data = b"".join(parts)
+        await self._begin(data)
+        self.client.feed(data)
+        self.client.end()
+        return _rest([data], None)
 
-    def ended(self, status: int) -> None:
+    def end(self, status: int) -> None:
         """The answer has passed: a task that it named goes on."""
         if status >= 400:
-            self.failed(status)
+            self.fail(status)
         else:
-            self.asked.break_off(self.asked.ids, "error", UNANSWERED)
+            self.client.break_off(self.client.ids, "error", NO_RESULT)
 
-    def left(self) -> None:
+    def cancel(self) -> None:
         """The client is gone: a task that was named goes on."""
-        self.asked.break_off(self.asked.ids, "cancelled", LEFT)
+        self.client.break_off(self.client.ids, "cancelled", CANCELLATION)
 
     def _read_path(self) -> None:
         """A request of HTTP+JSON that has no body says all in its path."""
-        self.asked.feed(b"{}")
-        self.asked.end()
+        self.client.feed(b"{}")
+        self.client.end()
 
-    async def _begin(self, whole: bytes) -> None:
+    async def _begin(self, data: bytes) -> None:
         """Begin the child of a message that this request sends."""
         children = self._proxy.children
         if children is None:
             return
         with suppress(ValueError):  # said to be unread where it is captured
-            for message in jsonrpc.messages(whole)[:1]:
+            for message in jsonrpc.messages(data)[:1]:
                 call_id = self.fold.begins(message)
                 child = await self._proxy.child(self.owner, call_id) if call_id else None
                 self.fold.give(child)
                 if child is not None and children.hands_on:
-                    self.added = _named(child)
+                    self.added = _key_headers(child)
 
 
 def path_method(request: web.BaseRequest) -> tuple[str, str | None] | None:
     """What a path of HTTP+JSON asks for, and of which task; None for a request that says so itself."""
     _, path = key_in(request.raw_path)
     for pattern, method in REST:
-        found = pattern.search(path.partition("?")[0])
-        if found is not None:
-            return method, (None if method == "SendMessage" else found[1])
+        match = pattern.search(path.partition("?")[0])
+        if match is not None:
+            return method, (None if method == "SendMessage" else match[1])
     return None
 
 
-def _named(child: Owner) -> Mapping[str, str]:
+def _key_headers(child: Owner) -> Mapping[str, str]:
     return {KEY_HEADER: child.key, URL_HEADER: child.base_url}
 
 
@@ -257,7 +257,7 @@ async def _rest(parts: list[bytes], request: web.BaseRequest | None) -> AsyncIte
             yield part
 
 
-def _said(answer: Any) -> str:
+def _error_message(answer: Any) -> str:
     """The message of a gateway's error."""
     try:
         return str(answer["error"]["message"])

@@ -21,7 +21,7 @@ from millrace.schemas.records import ToolStatus
 logger = logging.getLogger(__name__)
 
 UNREAD = "messages that passed could not be read"
-LOST = "captured events are lost: the spool is full or cannot be written"
+LOSS = "captured events are lost: the spool is full or cannot be written"
 SAY_AT = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 """counts at which a loss is said again"""
 Tell = Callable[[str], None]
@@ -51,10 +51,10 @@ class Capture:
         """Keep events of a conversation. Never raises."""
         try:
             with self._turn:
-                for told in events():
-                    of, event = told if isinstance(told, ChildEvent) else (owner, told)
+                for item in events():
+                    of, event = item if isinstance(item, ChildEvent) else (owner, item)
                     if not self._spool.put(event, of.key, of.base_url):
-                        self._count(self._spool.lost, LOST)
+                        self._count(self._spool.lost, LOSS)
         except Exception:  # serving goes on, whatever capture meets
             logger.exception("a message could not be captured")
             self.passed_unread()
@@ -70,13 +70,13 @@ class Capture:
             self._sender.close(patience_s)
         except OSError as error:
             self._tell(f"the spool cannot be closed: {error}")
-        for count, what in ((self.unread, UNREAD), (self._spool.lost, LOST)):
+        for count, note in ((self.unread, UNREAD), (self._spool.lost, LOSS)):
             if count and count not in SAY_AT:
-                self._tell(f"{count} {what}")
+                self._tell(f"{count} {note}")
 
-    def _count(self, count: int, what: str) -> None:
+    def _count(self, count: int, note: str) -> None:
         if count in SAY_AT:
-            self._tell(f"{count} {what}")
+            self._tell(f"{count} {note}")
 
 
 class Side:
@@ -113,12 +113,12 @@ class Side:
             try:
                 if isinstance(piece, TooLong):
                     raise ValueError(f"a message of {piece} bytes")
-                found = jsonrpc.messages(piece)
+                messages = jsonrpc.messages(piece)
             except ValueError as error:
                 logger.debug("unread: %s", error)
                 self._capture.passed_unread()
                 continue
-            for message in found:
+            for message in messages:
                 if self.keeps_ids:
                     self.ids.append(jsonrpc.id_of(message))
                 self._capture.take(self._owner, partial(self._events, message))
@@ -126,5 +126,5 @@ class Side:
     def _events(self, message: jsonrpc.Message) -> Iterator[Event | ChildEvent]:
         now = now_micros()
         if self._client:
-            return self._conversation.sent(message, now, self.traceparent)
-        return self._conversation.received(message, now)
+            return self._conversation.from_client(message, now, self.traceparent)
+        return self._conversation.from_server(message, now)

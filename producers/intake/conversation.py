@@ -34,11 +34,11 @@ class ConversationFold(ABC):
     """A client and a server that speak JSON-RPC, as events. Times are micros."""
 
     @abstractmethod
-    def sent(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event | ChildEvent]:
+    def from_client(self, message: Message, now: int, traceparent: str | None = None) -> Iterator[Event | ChildEvent]:
         """The client said this."""
 
     @abstractmethod
-    def received(self, message: Message, now: int) -> Iterator[Event | ChildEvent]:
+    def from_server(self, message: Message, now: int) -> Iterator[Event | ChildEvent]:
         """The server said this."""
 
     @abstractmethod

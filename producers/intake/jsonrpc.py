@@ -39,13 +39,13 @@ class Lines:
         *ends, rest = data.split(b"\n")
         for part in ends:
             self._add(part)
-            yield self._taken()
+            yield self._take_line()
         self._add(rest)
 
     def end(self) -> Iterator[bytes | TooLong]:
         """The line that the end of the stream ends, if there is one."""
         if self._size:
-            yield self._taken()
+            yield self._take_line()
 
     def _add(self, part: bytes) -> None:
         self._size += len(part)
@@ -54,10 +54,10 @@ class Lines:
         elif part:
             self._parts.append(part)
 
-    def _taken(self) -> bytes | TooLong:
-        found = b"".join(self._parts) if self._size <= self._limit else TooLong(self._size)
+    def _take_line(self) -> bytes | TooLong:
+        line = b"".join(self._parts) if self._size <= self._limit else TooLong(self._size)
         self._parts, self._size = [], 0
-        return found
+        return line
 
 
 class WholeMessage(Lines):
@@ -158,9 +158,9 @@ def id_of(message: Message, name: str = "id") -> Hashable | None:
     if raw is None:
         return None
     try:
-        found = orjson.loads(bytes(raw))
+        value = orjson.loads(bytes(raw))
     except orjson.JSONDecodeError:
         return ("raw", bytes(raw))
-    if isinstance(found, bool) or not isinstance(found, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return ("json", bytes(raw))
-    return ("string" if isinstance(found, str) else "number", found)
+    return ("string" if isinstance(value, str) else "number", value)

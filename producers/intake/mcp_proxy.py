@@ -13,15 +13,15 @@ from aiohttp import web
 
 from millrace.producers.intake.capture import Capture
 from millrace.producers.intake.conversation import Owner
-from millrace.producers.intake.mcp import Conversation, Parked
+from millrace.producers.intake.mcp import Conversation, ParkedCalls
 from millrace.producers.intake.reverse import Exchange, ReverseProxy
 from millrace.schemas.ids import new_id
 
 SESSION_HEADER = "mcp-session-id"
 MOST = 4096
 """conversations that are kept, the newest"""
-LEFT = '{"cancelled":"the client left before the result"}'
-UNANSWERED = '{"error":"the answer ended without a result"}'
+CANCELLATION = '{"cancelled":"the client left before the result"}'
+NO_RESULT = '{"error":"the answer ended without a result"}'
 
 
 class ServerConversations:
@@ -30,27 +30,27 @@ class ServerConversations:
     def __init__(self, server: str) -> None:
         self._server = server
         self._named: OrderedDict[tuple[str, str], Conversation] = OrderedDict()
-        self._parked: OrderedDict[str, Parked] = OrderedDict()
+        self._parked_calls: OrderedDict[str, ParkedCalls] = OrderedDict()
 
     def find(self, key: str, name: str | None) -> Conversation:
         """The conversation that a request belongs to."""
-        parked = self._parked.setdefault(key, Parked())
-        _limited(self._parked, key)
+        parked_calls = self._parked_calls.setdefault(key, ParkedCalls())
+        _limit(self._parked_calls, key)
         if name is None:
-            return Conversation(self._server, _call_id, parked)
-        found = self._named.setdefault((key, name), Conversation(self._server, _call_id, parked))
-        _limited(self._named, (key, name))
-        return found
+            return Conversation(self._server, _call_id, parked_calls)
+        conversation = self._named.setdefault((key, name), Conversation(self._server, _call_id, parked_calls))
+        _limit(self._named, (key, name))
+        return conversation
 
     def forget(self, key: str, name: str | None) -> None:
         """Its client says that it is over."""
         self._named.pop((key, name or ""), None)
 
 
-def _limited(kept: OrderedDict[Any, Any], newest: object) -> None:
-    kept.move_to_end(newest)
-    while len(kept) > MOST:
-        kept.popitem(last=False)
+def _limit(entries: OrderedDict[Any, Any], newest: object) -> None:
+    entries.move_to_end(newest)
+    while len(entries) > MOST:
+        entries.popitem(last=False)
 
 
 def _call_id() -> str:
@@ -89,14 +89,14 @@ class McpExchange(Exchange):
         super().__init__(capture, owner, conversation, request)
         self._alone = SESSION_HEADER not in request.headers
 
-    def ended(self, status: int) -> None:
+    def end(self, status: int) -> None:
         """The answer has passed. In a conversation that goes on a result may come later, in another answer."""
         if status >= 400:
-            self.failed(status)
+            self.fail(status)
         elif self._alone:
-            self.asked.break_off(self.asked.ids, "error", UNANSWERED)
+            self.client.break_off(self.client.ids, "error", NO_RESULT)
 
-    def left(self) -> None:
+    def cancel(self) -> None:
         """The client is gone: without a session that is how it cancels."""
         if self._alone:
-            self.asked.break_off(self.asked.ids, "cancelled", LEFT)
+            self.client.break_off(self.client.ids, "cancelled", CANCELLATION)

@@ -44,26 +44,26 @@ HOP = {
     "transfer-encoding",
     "upgrade",
 }
-OURS = {"host", "accept-encoding", KEY_HEADER}
+OWN_HEADERS = {"host", "accept-encoding", KEY_HEADER}
 
 
 class Exchange(ABC):
-    """One request and its answer, as they are captured. `asked` reads what the client sends; `added`: headers that the
+    """One request and its answer, as they are captured. `client` reads what the client sends; `added`: headers that the
     server is sent beside the client's own."""
 
     def __init__(self, capture: Capture, owner: Owner, fold: ConversationFold, request: web.BaseRequest) -> None:
         self.capture, self.owner, self.fold = capture, owner, fold
-        self.asked = capture.side(owner, fold, WholeMessage(), client=True)
-        self.asked.keeps_ids = True
+        self.client = capture.side(owner, fold, WholeMessage(), client=True)
+        self.client.keeps_ids = True
         beside = request.headers.get("traceparent", "")
-        self.asked.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
+        self.client.traceparent = beside if beside.isascii() and 0 < len(beside) <= bounds.NAME_BYTES else None
         self.added: Mapping[str, str] = {}
 
     async def body(self, request: web.BaseRequest) -> AsyncIterable[bytes]:
         """What is sent on of a request that has a body."""
-        return passing(request.content, request.content_length, self.asked)
+        return passing(request.content, request.content_length, self.client)
 
-    def answered(self, answer: aiohttp.ClientResponse) -> Side | None:
+    def reader_of(self, answer: aiohttp.ClientResponse) -> Side | None:
         """Who reads the answer; None for one that says nothing or cannot be read."""
         if answer.headers.get("content-encoding", "identity") != "identity":
             self.capture.passed_unread()
@@ -75,16 +75,16 @@ class Exchange(ABC):
             return self.capture.side(self.owner, self.fold, WholeMessage(), client=False)
         return None
 
-    def failed(self, status: int) -> None:
+    def fail(self, status: int) -> None:
         """The server's answer is an error of HTTP."""
-        self.asked.break_off(self.asked.ids, "error", f'{{"http_status":{status}}}')
+        self.client.break_off(self.client.ids, "error", f'{{"http_status":{status}}}')
 
     @abstractmethod
-    def ended(self, status: int) -> None:
+    def end(self, status: int) -> None:
         """The answer has passed."""
 
     @abstractmethod
-    def left(self) -> None:
+    def cancel(self) -> None:
         """The client is gone."""
 
 
@@ -151,7 +151,7 @@ class ReverseProxy(ABC):
                     body = await exchange.body(request)
             except (ConnectionError, web.RequestPayloadError):
                 return web.Response(status=400, text="the request broke off\n")
-        headers = passed_on(request.headers, OURS)
+        headers = passed_on(request.headers, OWN_HEADERS)
         headers["accept-encoding"] = "identity"
         headers.update(exchange.added if exchange else {})
         try:
@@ -168,13 +168,13 @@ class ReverseProxy(ABC):
             if exchange is not None:
                 with suppress(ConnectionError, web.RequestPayloadError):
                     async for part in request.content.iter_any():  # what nobody was there to take was asked too
-                        exchange.asked.feed(part)
-                exchange.asked.end()
-                exchange.failed(502)
+                        exchange.client.feed(part)
+                exchange.client.end()
+                exchange.fail(502)
             return web.Response(status=502, text=f"{self.origin} does not answer: {error}\n")
         except asyncio.CancelledError:
             if exchange is not None:
-                exchange.left()
+                exchange.cancel()
             raise
 
     async def answer(
@@ -182,25 +182,25 @@ class ReverseProxy(ABC):
     ) -> web.StreamResponse:
         """Pass an answer back."""
         response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=passed_on(answer.headers))
-        said = exchange.answered(answer) if exchange is not None else None
+        reader = exchange.reader_of(answer) if exchange is not None else None
         await response.prepare(request)
         try:
-            async for part in passing(answer.content, answer.content_length, said):
+            async for part in passing(answer.content, answer.content_length, reader):
                 await response.write(part)
         except ConnectionResetError:
             if exchange is not None:
-                exchange.left()
+                exchange.cancel()
             return response
         except aiohttp.ClientError as error:
             logger.warning("%s broke off: %s", self.origin, error)
             if exchange is not None:
-                exchange.ended(answer.status)
+                exchange.end(answer.status)
             # Without its end the client sees that the answer is not whole.
             if request.transport is not None:
                 request.transport.abort()
             return response
         if exchange is not None:
-            exchange.ended(answer.status)
+            exchange.end(answer.status)
         await response.write_eof()
         return response
 
@@ -216,13 +216,13 @@ class ReverseProxy(ABC):
 
 async def passing(content: StreamReader, length: int | None, side: Side | None) -> AsyncIterator[bytes]:
     """A body as it comes, each part of it read before it passes, and the last of it as the last."""
-    left = length
+    rest = length
     async for part in content.iter_any():
         if side is not None:
             side.feed(part)
-            if left is not None:
-                left -= len(part)
-                if left <= 0:
+            if rest is not None:
+                rest -= len(part)
+                if rest <= 0:
                     side.end()
         yield part
     if side is not None:
@@ -244,13 +244,13 @@ def key_in(path: str) -> tuple[str | None, str]:
 
 def passed_on(headers: CIMultiDictProxy[str], without: Iterable[str] = ()) -> CIMultiDict[str]:
     """The headers that are not of one hop."""
-    named = {name.strip().lower() for value in headers.getall("connection", []) for name in value.split(",")}
-    left_out = {*HOP, *named, *without}
+    hop_names = {name.strip().lower() for value in headers.getall("connection", []) for name in value.split(",")}
+    left_out = {*HOP, *hop_names, *without}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)
 
 
-async def serve(proxy: ReverseProxy, host: str, port: int, told: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `told` hears the address."""
+async def serve(proxy: ReverseProxy, host: str, port: int, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `announce` hears the address."""
     await proxy.open()
     runner = web.ServerRunner(
         web.Server(proxy.handle, handler_cancellation=True, max_line_size=HEADER_BYTES, max_field_size=HEADER_BYTES),
@@ -260,7 +260,7 @@ async def serve(proxy: ReverseProxy, host: str, port: int, told: Callable[[str],
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
-        told(f"http://{host}:{_port(runner)}")
+        announce(f"http://{host}:{_port(runner)}")
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError):

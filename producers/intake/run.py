@@ -21,7 +21,7 @@ from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.jsonrpc import Lines
 from millrace.producers.intake.mcp import Conversation
 from millrace.producers.intake.spool import Spool, home
-from millrace.producers.intake.tee import FLUSH_S, NotStarted, Tee, leave
+from millrace.producers.intake.tee import FLUSH_S, StartError, Tee, leave
 from millrace.producers.session_keys import session_id
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # it loads aiohttp, which a server on standard input and outp
     from millrace.producers.intake.reverse import ReverseProxy
 
 KEY, URL = "MILLRACE_SESSION_KEY", "MILLRACE_GATEWAY_URL"
-UNNAMED = f"no session is named ({KEY} or --session): serving goes on, and nothing is captured"
+NO_SESSION = f"no session is named ({KEY} or --session): serving goes on, and nothing is captured"
 
 
 def tell(text: str) -> None:
@@ -54,15 +54,15 @@ def owner_of(key: str, base_url: str) -> Owner | None:
     return Owner(key, base_url.rstrip("/"))
 
 
-def _check_address(url: str, said: str) -> None:
+def _check_address(url: str, message: str) -> None:
     """Raises ConfigError."""
     try:
         parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        sound = False
-    if not sound:
-        raise ConfigError(said)
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(message)
 
 
 def _name(server: str) -> str:
@@ -70,7 +70,7 @@ def _name(server: str) -> str:
     return server.encode(errors="replace").decode()[: bounds.NAME_BYTES // 4]
 
 
-def captured(folder: Path | None) -> Capture | None:
+def open_capture(folder: Path | None) -> Capture | None:
     """A capture with a spool of its own; None, and said, where none can be made."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(CleanFormatter("millrace: %(message)s"))
@@ -87,12 +87,12 @@ def stdio(command: Sequence[str], owner: Owner | None, server: str, folder: Path
     environment = {name: value for name, value in os.environ.items() if name != KEY}
     try:
         tee = Tee(command, environment)
-    except NotStarted as error:
+    except StartError as error:
         tell(str(error))
         os._exit(error.status)
     if owner is None:
-        tell(UNNAMED)
-    capture = captured(folder) if owner is not None else None
+        tell(NO_SESSION)
+    capture = open_capture(folder) if owner is not None else None
     if capture is None or owner is None:
         leave(tee.run(None, None))
         return
@@ -107,19 +107,19 @@ def stdio(command: Sequence[str], owner: Owner | None, server: str, folder: Path
 
 def http(
     url: str, host: str, port: int, owner: Owner | None, base_url: str, server: str, folder: Path | None,
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Serve an MCP server's other address until SIGTERM. Raises ConfigError for an address that is none."""
     from millrace.producers.intake.mcp_proxy import McpProxy
 
     _check_address(url, f"{url!r} is no address of a server: write http://HOST:PORT/mcp")
-    capture = _needed(folder)
-    _serve(McpProxy(url, _name(server or urlsplit(url).netloc), capture, base_url, owner, tell, host), port, told)
+    capture = _require_capture(folder)
+    _serve(McpProxy(url, _name(server or urlsplit(url).netloc), capture, base_url, owner, tell, host), port, announce)
 
 
 def agent(
     url: str, host: str, port: int, owner: Owner | None, base_url: str, name: str, folder: Path | None, key: str,
-    hands_on: bool, told: Callable[[str], None],
+    hands_on: bool, announce: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Serve another agent's other address until SIGTERM. `key`: a gateway's that may start sessions, or none. Raises
     ConfigError for an address that is none, and for a key to hand on where no session begins."""
@@ -129,24 +129,24 @@ def agent(
     if hands_on and not key:
         raise ConfigError("--hand-on-key needs --key: only a delegation with a session of its own has a key")
     children = Children(key, hands_on) if key else None
-    capture = _needed(folder)
+    capture = _require_capture(folder)
     proxy = A2aProxy(url, _name(name or urlsplit(url).netloc), capture, base_url, owner, tell, host, children)
-    _serve(proxy, port, told)
+    _serve(proxy, port, announce)
 
 
-def _needed(folder: Path | None) -> Capture:
+def _require_capture(folder: Path | None) -> Capture:
     """Raises ConfigError."""
-    capture = captured(folder)
+    capture = open_capture(folder)
     if capture is None:
         raise ConfigError("choose a folder for the spool with --spool")
     return capture
 
 
-def _serve(proxy: ReverseProxy, port: int, told: Callable[[str], None]) -> None:
+def _serve(proxy: ReverseProxy, port: int, announce: Callable[[str], None]) -> None:
     from millrace.producers.intake.reverse import FLUSH_S as PATIENCE_S
     from millrace.producers.intake.reverse import serve
 
     try:
-        asyncio.run(serve(proxy, proxy.host, port, told))
+        asyncio.run(serve(proxy, proxy.host, port, announce))
     finally:
         proxy.capture.close(PATIENCE_S)

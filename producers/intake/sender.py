@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from millrace.producers.capture.cursor import CaptureCursor
 from millrace.producers.capture.entry import StoredEntry
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.intake.spool import ENDS, LARGEST, Spool, outdated, remove
+from millrace.producers.intake.spool import ENDS, LARGEST, Spool, is_outdated, remove
 from millrace.producers.session_keys import session_id
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,14 @@ TIMEOUT_S = 10.0
 BACKOFF_S = (0.05, 5.0)
 LOOK_S = 30.0
 """between looks for what ended processes left"""
-GONE = {"session_not_found", "session_ended", "session_expired", "wrong_session", "not_granted", "invalid_api_key"}
+REFUSAL_CODES = {
+    "session_not_found",
+    "session_ended",
+    "session_expired",
+    "wrong_session",
+    "not_granted",
+    "invalid_api_key",
+}
 """codes of a gateway that will never take an event of this session"""
 OVER = {"session_not_found", "session_ended", "session_expired"}
 """those of them that say what an end asks for"""
@@ -38,7 +45,7 @@ UNFIT = {400, 413}
 Tell = Callable[[str], None]
 
 
-class Unanswered(Exception):
+class NoAnswer(Exception):
     """The gateway has not answered for a report."""
 
 
@@ -98,7 +105,7 @@ class ReportSender:
                     self._adopt()
                 self._wake.wait(LOOK_S)
             except Exception as error:  # whatever it meets, what waits is tried again as long as this process lives
-                if not isinstance(error, Unanswered):
+                if not isinstance(error, NoAnswer):
                     logger.exception("what was captured could not be sent")
                 self._complain(str(error))
                 cursor.close()
@@ -123,7 +130,7 @@ class ReportSender:
                 if not self._gave_up(log):
                     with closing(log.cursor(log.acked)) as cursor:
                         self._drain(log, cursor)
-            except Unanswered:
+            except NoAnswer:
                 log.close()
                 continue
             remove(log)
@@ -138,32 +145,32 @@ class ReportSender:
                 remove(log) if self._gave_up(log) else log.close()
 
     def _gave_up(self, log: CaptureLog) -> bool:
-        old = outdated(log)
-        if old:
+        is_old = is_outdated(log)
+        if is_old:
             self._lose(log.end - log.acked, f"{log.folder} is older than a day")
-        return old
+        return is_old
 
     def _drain(self, log: CaptureLog, cursor: CaptureCursor) -> None:
         """Send everything of a log. Raises Unanswered."""
-        skipped = cursor.skipped
-        while found := cursor.take(AT_ONCE):
-            for report in reports(found):
+        skip_count = cursor.skipped
+        while items := cursor.take(AT_ONCE):
+            for report in reports(items):
                 self._send(report)
-                log.release(report[-1].seq + 1, sum(kept.size for kept in report))
-        if cursor.skipped > skipped:
-            self._lose(cursor.skipped - skipped, f"{log.folder} is damaged")
+                log.release(report[-1].seq + 1, sum(item.size for item in report))
+        if cursor.skipped > skip_count:
+            self._lose(cursor.skipped - skip_count, f"{log.folder} is damaged")
 
     def _send(self, report: Sequence[StoredEntry]) -> None:
-        status, code, said = self._post(report)
+        status, code, message = self._post(report)
         if status < 300 or (code in OVER and ENDS in report[0].entry.headers):
             self._trouble = ""
         elif status in UNFIT and len(report) > 1:
-            for kept in report:
-                self._send([kept])
-        elif code in GONE or status in UNFIT:
-            self._lose(len(report), f"the gateway refused them: {said}")
+            for item in report:
+                self._send([item])
+        elif code in REFUSAL_CODES or status in UNFIT:
+            self._lose(len(report), f"the gateway refused them: {message}")
         else:
-            raise Unanswered(f"{_url(report)} answered {status}: {said or 'is it a gateway?'}")
+            raise NoAnswer(f"{_url(report)} answered {status}: {message or 'is it a gateway?'}")
 
     def _lose(self, count: int, why: str) -> None:
         if count:
@@ -186,28 +193,28 @@ class ReportSender:
             self._lines.pop(url).close()
             if not fresh:  # kept open from before, and closed by the other side meanwhile
                 return self._post(report)
-            raise Unanswered(f"{url} does not answer ({type(error).__name__}: {error})") from error
+            raise NoAnswer(f"{url} does not answer ({type(error).__name__}: {error})") from error
         return status, *_error(content)
 
 
-def reports(found: Sequence[StoredEntry]) -> Iterator[list[StoredEntry]]:
+def reports(items: Sequence[StoredEntry]) -> Iterator[list[StoredEntry]]:
     """Entries in their order, in reports of one source, session and gateway each that a gateway takes; the end of a
     session alone."""
-    for _, group in groupby(found, lambda kept: (kept.entry.key, kept.entry.headers)):
+    for _, group in groupby(items, lambda item: (item.entry.key, item.entry.headers)):
         report: list[StoredEntry] = []
         size = 0
-        for kept in group:
-            if report and (size + kept.size > LARGEST or ENDS in kept.entry.headers):
+        for item in group:
+            if report and (size + item.size > LARGEST or ENDS in item.entry.headers):
                 yield report
                 report, size = [], 0
-            report.append(kept)
-            size += kept.size + 32  # its number, as text
+            report.append(item)
+            size += item.size + 32  # its number, as text
         yield report
 
 
 def body_of(report: Sequence[StoredEntry]) -> bytes:
     """The body of `POST /v1/sessions/{id}/events`."""
-    events = b",".join(b'{"seq":%d,' % kept.seq + kept.entry.value[1:] for kept in report)
+    events = b",".join(b'{"seq":%d,' % item.seq + item.entry.value[1:] for item in report)
     return b'{"source":%s,"events":[%s]}' % (json.dumps(report[0].entry.headers["source"]).encode(), events)
 
 

@@ -50,7 +50,7 @@ class Spool:
     def __init__(self, root: Path, *, max_bytes: int = MAX_BYTES) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.root = root
-        self.log = _made(root, max_bytes)
+        self.log = _make_log(root, max_bytes)
         self.lost = 0
         """events that did not fit, or could not be written"""
 
@@ -60,7 +60,7 @@ class Spool:
         if event["kind"] == "end":
             headers[ENDS] = ""
         try:
-            self.log.append(Entry(key, headers, encoded(event)))
+            self.log.append(Entry(key, headers, encode(event)))
         except LogFull:
             self.lost += 1
             return False
@@ -72,7 +72,7 @@ class Spool:
             if folder == self.log.folder or not folder.is_dir():
                 continue
             with suppress(GatewayError, OSError):  # its process lives, or another looks after it
-                yield opened(folder)
+                yield open_log(folder)
 
     def close(self) -> None:
         """Let go of the folder, which goes where nothing waits in it."""
@@ -82,17 +82,17 @@ class Spool:
             self.log.close()
 
 
-def opened(folder: Path, *, max_bytes: int = MAX_BYTES) -> CaptureLog:
+def open_log(folder: Path, *, max_bytes: int = MAX_BYTES) -> CaptureLog:
     """The log in a folder."""
     log = CaptureLog(folder, name="intake", reserve_bytes=RESERVE_STEP, max_waiting=max_bytes)
     log.recent = Recent(0)  # read back from the files: nobody waits for it
     return log
 
 
-def _made(root: Path, max_bytes: int) -> CaptureLog:
+def _make_log(root: Path, max_bytes: int) -> CaptureLog:
     while True:
         try:
-            return opened(root / new_id(), max_bytes=max_bytes)
+            return open_log(root / new_id(), max_bytes=max_bytes)
         except (GatewayError, FileNotFoundError):  # taken for one that was left behind before it was locked
             if not root.is_dir():
                 raise
@@ -107,13 +107,13 @@ def remove(log: CaptureLog) -> None:
     log.close()
 
 
-def outdated(log: CaptureLog) -> bool:
+def is_outdated(log: CaptureLog) -> bool:
     """Whether a log that a process left is too old to be sent."""
     newest = max((segment.path.stat().st_mtime for segment in segments(log.folder)), default=0.0)
     return newest < time.time() - KEPT_S
 
 
-def encoded(event: JsonObject) -> bytes:
+def encode(event: JsonObject) -> bytes:
     """An event as JSON, without the kind where that is an end. Content that no report takes is left out, and its size
     and digest say so in its place."""
     if event["kind"] == "end":
@@ -122,6 +122,6 @@ def encoded(event: JsonObject) -> bytes:
     content = str(event[field])
     if len(content) <= LARGEST and len(data := orjson.dumps(event)) <= LARGEST:
         return data
-    whole = content.encode(errors="replace")
-    left_out = {"left_out": {"bytes": len(whole), "sha256": hashlib.sha256(whole).hexdigest()}}
+    raw = content.encode(errors="replace")
+    left_out = {"left_out": {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}}
     return orjson.dumps({**event, field: orjson.dumps(left_out).decode()})

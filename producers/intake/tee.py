@@ -37,10 +37,10 @@ PASSED_ON = {
 }
 FROM_KERNEL = 0x80
 """code of a signal that a terminal sent to its whole group"""
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+NO_COMMAND, NOT_EXECUTABLE = 127, 126
 
 
-class NotStarted(Exception):
+class StartError(Exception):
     """The command cannot be run. `status` is what a shell would exit with."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -49,7 +49,7 @@ class NotStarted(Exception):
 
 
 class Tee:
-    """A server that runs, and the pipes to it. Raises NotStarted. Make it in the main thread, before other threads."""
+    """A server that runs, and the pipes to it. Raises StartError. Make it in the main thread, before other threads."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         child_in, to_child = os.pipe()
@@ -73,8 +73,8 @@ class Tee:
                 setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
             )
         except OSError as error:
-            status = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
-            raise NotStarted(status, f"cannot run {command[0]}: {error.strerror}") from None
+            status = NO_COMMAND if error.errno == errno.ENOENT else NOT_EXECUTABLE
+            raise StartError(status, f"cannot run {command[0]}: {error.strerror}") from None
         os.close(child_in)
         os.close(child_out)
         self._to_child, self._from_child = to_child, from_child
@@ -101,15 +101,15 @@ class Tee:
                 os.kill(self.pid, got.si_signo)
 
 
-def _copy(source: int, sink: int, side: Side | None, ended: threading.Event | None) -> None:
-    """Pass bytes on until either end is gone. Once `ended` is set, an end is also a source that stays silent."""
+def _copy(source: int, sink: int, side: Side | None, end: threading.Event | None) -> None:
+    """Pass bytes on until either end is gone. Once `end` is set, an end is also a source that stays silent."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     with suppress(OSError):  # the reader is gone: the writer learns of it, since the source is closed
         while True:
-            if ended is not None:
+            if end is not None:
                 while not poll.poll(QUIET_MS):
-                    if ended.is_set():
+                    if end.is_set():
                         return
             try:
                 data = os.read(source, BLOCK)
@@ -133,9 +133,9 @@ def _write(sink: int, view: memoryview) -> None:
         try:
             view = view[os.write(sink, view) :]
         except BlockingIOError:
-            ready = select.poll()
-            ready.register(sink, select.POLLOUT)
-            ready.poll()
+            poll = select.poll()
+            poll.register(sink, select.POLLOUT)
+            poll.poll()
 
 
 def leave(status: int) -> None:

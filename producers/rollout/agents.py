@@ -29,7 +29,7 @@ from millrace.schemas.json_values import JsonObject
 
 logger = logging.getLogger(__name__)
 
-HIDDEN = ("answer", "answers", "solution", "tests")
+JUDGE_FIELDS = ("answer", "answers", "solution", "tests")
 ANSWER_S = 1.0
 """a loop that runs nothing for so long after a deadline is blocked"""
 Agent = Callable[[JsonObject, str, str], Awaitable[str | None]]
@@ -39,12 +39,16 @@ def load_agent(name: str, trouble: Trouble | None = None) -> Agent:
     """The agent as a function to await in any loop. `trouble` learns of the calls that do not return. Raises
     ConfigError when there is none."""
     function = load_function(name, "[rollout] agent", "my_agents.sort:agent")
-    stuck = (trouble or Trouble()).stuck
-    return AsyncAgent(function, stuck) if inspect.iscoroutinefunction(function) else sync_agent(function, stuck)
+    stuck_calls = (trouble or Trouble()).stuck
+    return (
+        AsyncAgent(function, stuck_calls)
+        if inspect.iscoroutinefunction(function)
+        else sync_agent(function, stuck_calls)
+    )
 
 
-def sync_agent(function: Callable[..., Any], stuck: set[Future[None]]) -> Agent:
-    """`function`, each call in a thread of its own. `stuck` has the calls that were given up and still run."""
+def sync_agent(function: Callable[..., Any], stuck_calls: set[Future[None]]) -> Agent:
+    """`function`, each call in a thread of its own. `stuck_calls` has the calls that were given up and still run."""
 
     async def agent(task: JsonObject, base_url: str, api_key: str) -> str | None:
         call: Future[str | None] = Future()
@@ -52,9 +56,9 @@ def sync_agent(function: Callable[..., Any], stuck: set[Future[None]]) -> Agent:
 
         def work() -> None:
             try:
-                call.set_result(_text(function(_shown(task), base_url, api_key)))
+                call.set_result(_text(function(_public_task(task), base_url, api_key)))
             except BaseException as error:
-                call.set_exception(_plain(error))
+                call.set_exception(_as_exception(error))
             end.set_result(None)
 
         call.set_running_or_notify_cancel()
@@ -62,7 +66,7 @@ def sync_agent(function: Callable[..., Any], stuck: set[Future[None]]) -> Agent:
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            _note(stuck, end)
+            _note(stuck_calls, end)
             raise
 
     return agent
@@ -71,18 +75,18 @@ def sync_agent(function: Callable[..., Any], stuck: set[Future[None]]) -> Agent:
 class AsyncAgent:
     """The coroutine function `function`, its calls in one loop in a thread of its own."""
 
-    def __init__(self, function: Callable[..., Awaitable[Any]], stuck: set[Future[None]]) -> None:
+    def __init__(self, function: Callable[..., Awaitable[Any]], stuck_calls: set[Future[None]]) -> None:
         self._function = function
-        self._stuck = stuck
+        self._stuck_calls = stuck_calls
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __call__(self, task: JsonObject, base_url: str, api_key: str) -> str | None:
         loop = self._loop = self._loop or _running_loop()
-        call = asyncio.run_coroutine_threadsafe(self._call(_shown(task), base_url, api_key), loop)
+        call = asyncio.run_coroutine_threadsafe(self._call(_public_task(task), base_url, api_key), loop)
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            answer = asyncio.run_coroutine_threadsafe(_nothing(), loop)
+            answer = asyncio.run_coroutine_threadsafe(_probe(), loop)
             asyncio.get_running_loop().call_later(ANSWER_S, self._leave, loop, answer)
             raise
 
@@ -93,15 +97,15 @@ class AsyncAgent:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise  # by its deadline
-            raise _plain(error) from error
+            raise _as_exception(error) from error
         except BaseException as error:
-            raise _plain(error) from error
+            raise _as_exception(error) from error
 
     def _leave(self, loop: asyncio.AbstractEventLoop, answer: Future[None]) -> None:
         """No later call goes to a loop that did not answer."""
         if self._loop is loop and not answer.done():
             self._loop = None
-            _note(self._stuck, answer)
+            _note(self._stuck_calls, answer)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
@@ -110,31 +114,31 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _note(stuck: set[Future[None]], end: Future[None]) -> None:
+def _note(stuck_calls: set[Future[None]], end: Future[None]) -> None:
     """A call was given up: it is stuck until `end`."""
-    stuck.add(end)
-    end.add_done_callback(stuck.discard)
+    stuck_calls.add(end)
+    end.add_done_callback(stuck_calls.discard)
     if not end.done():
         logger.warning(
             "an agent did not return by its deadline and keeps a thread; %d such threads now: give what it waits for "
             "a timeout below [rollout] timeout_s",
-            len(stuck),
+            len(stuck_calls),
         )
 
 
-async def _nothing() -> None:
+async def _probe() -> None:
     """To be run by a loop that is not blocked."""
 
 
-def _shown(task: JsonObject) -> JsonObject:
-    return {name: value for name, value in task.items() if name not in HIDDEN}
+def _public_task(task: JsonObject) -> JsonObject:
+    return {name: value for name, value in task.items() if name not in JUDGE_FIELDS}
 
 
 def _text(output: object) -> str | None:
     return None if output is None else str(output)
 
 
-def _plain(error: BaseException) -> Exception:
+def _as_exception(error: BaseException) -> Exception:
     """An error that a future takes, and that ends no loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error

@@ -19,7 +19,7 @@ import msgspec
 
 from millrace.infra import telemetry
 from millrace.producers.client import AsyncSession, GatewayRefused, GatewayUnreachable
-from millrace.producers.gateway.episodes.bodies import EndIn, StartIn, posted
+from millrace.producers.gateway.episodes.bodies import EndIn, StartIn, post_body
 from millrace.producers.rollout.agents import Agent
 from millrace.producers.rollout.trouble import Trouble
 from millrace.schemas.ids import new_id
@@ -50,8 +50,8 @@ class GatewayHealth(msgspec.Struct):
     def serves(self, policy: str) -> bool:
         """Whether an engine could serve a grant of this policy; True where the gateway has no engines for it."""
         standing = self.policies.get(policy, "")
-        served = standing == "served" and any(one.version is not None for one in self.engines.values())
-        return served or not standing
+        is_served = standing == "served" and any(one.version is not None for one in self.engines.values())
+        return is_served or not standing
 
 
 @dataclass(slots=True)
@@ -89,9 +89,9 @@ class Runner:
             session = await self._start(grant, sample)
             if session is None:
                 return
-            ended = await self._run(session, json.loads(grant["task"]))
-            await self._end(session, ended)
-            _episodes.add(1, status=ended["status"])
+            end = await self._run(session, json.loads(grant["task"]))
+            await self._end(session, end)
+            _episodes.add(1, status=end["status"])
 
     async def _wait_for_engine(self, policy: str) -> None:
         """Returns once an engine could serve a grant: one that still loads its model would fail every episode."""
@@ -118,7 +118,7 @@ class Runner:
     async def _start(self, grant: Grant, sample: int) -> AsyncSession | None:
         """The session of a sample; None when the gateway will never take it."""
         task = json.loads(grant["task"])
-        fields = posted(
+        fields = post_body(
             StartIn,
             ticket=grant["ticket"],
             group_size=grant["group_size"],
@@ -149,18 +149,18 @@ class Runner:
                 output = await self.agent(task, self.base_url, session.api_key)
         except TimeoutError:
             reason = f"the agent took longer than {self.timeout_s} s"
-            return posted(EndIn, status="failed", stop_condition="timeout", reason=reason)
+            return post_body(EndIn, status="failed", stop_condition="timeout", reason=reason)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:REASON]
             self.trouble.note_failure(session.id, error)
-            return posted(EndIn, status="failed", stop_condition="exception", reason=reason)
+            return post_body(EndIn, status="failed", stop_condition="exception", reason=reason)
         self.trouble.note_success()
-        return posted(EndIn, status="completed", stop_condition="agent", output=output)
+        return post_body(EndIn, status="completed", stop_condition="agent", output=output)
 
-    async def _end(self, session: AsyncSession, ended: dict[str, Any]) -> None:
+    async def _end(self, session: AsyncSession, end: dict[str, Any]) -> None:
         while True:
             try:
-                await session.end(**ended)
+                await session.end(**end)
                 return
             except GatewayUnreachable as error:
                 logger.warning("episode %s waits for the gateway to end: %s", session.id, error)

@@ -16,7 +16,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.local_keys import WORKERS, make_keys, workers_key
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.process.ending import stop_asked
+from millrace.infra.process.ending import stop_event
 from millrace.producers.rollout.agents import load_agent
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.rollout.trouble import Trouble
@@ -52,7 +52,7 @@ def worker_name() -> str:
 
 
 async def _run(settings: Settings, bus: Bus) -> None:
-    stop = stop_asked()
+    stop = stop_event()
     rollout, gateway = settings.rollout, settings.gateway
     trouble = Trouble()
     runner = Runner(

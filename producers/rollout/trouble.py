@@ -1,7 +1,7 @@
 """How an agent does: a bug in it must not burn the tasks.
 
 Invariant: after `IN_A_ROW` failures in a row no new work begins but one trial after another, until one succeeds.
-Running out of time is no such failure: a hard task may need it. A worker whose agent keeps `MOST_STUCK` threads is to
+Running out of time is no such failure: a hard task may need it. A worker whose agent keeps `STUCK_LIMIT` threads is to
 be started anew."""
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 IN_A_ROW = 16
 TRIAL_S = 10.0
 """between two trials of an agent that failed"""
-MOST_STUCK = 64
+STUCK_LIMIT = 64
 """calls past their deadline that still keep a thread: each may use memory and processor time"""
 
 
 class Trouble:
     """What one agent's episodes came to. Use it in one event loop; other threads may read."""
 
-    def __init__(self, in_a_row: int = IN_A_ROW, trial_s: float = TRIAL_S, most_stuck: int = MOST_STUCK) -> None:
-        self.in_a_row, self.trial_s, self.most_stuck = in_a_row, trial_s, most_stuck
+    def __init__(self, in_a_row: int = IN_A_ROW, trial_s: float = TRIAL_S, stuck_limit: int = STUCK_LIMIT) -> None:
+        self.in_a_row, self.trial_s, self.stuck_limit = in_a_row, trial_s, stuck_limit
         self.failures = 0
         self.message = ""
         """what to tell of an agent that is broken; empty for others"""
@@ -42,7 +42,7 @@ class Trouble:
     @property
     def is_worn(self) -> bool:
         """Whether too many of its calls never returned."""
-        return len(self.stuck) >= self.most_stuck
+        return len(self.stuck) >= self.stuck_limit
 
     def note_failure(self, episode: str, error: Exception) -> None:
         """The agent raised: its trace is shown once for each kind of error."""

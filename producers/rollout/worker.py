@@ -34,12 +34,12 @@ class GrantProgress:
         self._running: dict[int, dict[int, bool]] = {}
         self._next: dict[int, int] = {}
 
-    def began(self, partition: int, offset: int) -> None:
+    def begin(self, partition: int, offset: int) -> None:
         """A grant was read."""
         self._running.setdefault(partition, {})[offset] = False
         self._next[partition] = offset + 1
 
-    def finished(self, partition: int, offset: int) -> None:
+    def finish(self, partition: int, offset: int) -> None:
         """A grant is over, whatever became of it."""
         waiting = self._running.get(partition, {})
         if offset in waiting:
@@ -180,8 +180,8 @@ class RolloutWorker:
                 self.names.group,
                 self.names.grants,
                 client_id=self.names.worker,
-                on_assign=self._assigned,
-                on_revoke=self._revoked,
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
             ) as member,
         ):
             while self._follow(tail, 0.2):
@@ -204,16 +204,16 @@ class RolloutWorker:
         the last commit."""
         if self.loader is not None and self.loader.failed is not None:
             raise self.loader.failed
-        broken = self.runner.trouble.is_broken
+        is_broken = self.runner.trouble.is_broken
         # An agent that is broken gets one grant at a time, to try it.
-        room = int(not self._samples_running) if broken else self.runner.concurrency - self._samples_running
-        owned = member.assigned()
-        if self.loader is not None and 0 in owned:  # tasks that nobody can do are not handed out
-            self.loader.stop() if broken else self.loader.start()
+        room = int(not self._samples_running) if is_broken else self.runner.concurrency - self._samples_running
+        partitions = member.assignment()
+        if self.loader is not None and 0 in partitions:  # tasks that nobody can do are not handed out
+            self.loader.stop() if is_broken else self.loader.start()
         if room > 0:
-            member.resume(owned)
+            member.resume(partitions)
         else:
-            member.pause(owned)
+            member.pause(partitions)
         records = member.poll(max(1, room // self._largest_grant), POLL_S)
         if records:
             self._follow(tail, 0.0)
@@ -229,9 +229,9 @@ class RolloutWorker:
         grant = self._grant(record)
         partition, offset = record.partition, record.offset
         with self._lock:
-            self.progress.began(partition, offset)
+            self.progress.begin(partition, offset)
             if grant is None or grant["ticket"] in self.resolved:
-                self.progress.finished(partition, offset)
+                self.progress.finish(partition, offset)
                 return
             key, samples = (grant["ticket"], grant["round"]), len(grant["samples"])
             places = self._places.setdefault(key, [])
@@ -241,7 +241,7 @@ class RolloutWorker:
             self._samples_running += samples
         self._largest_grant = max(self._largest_grant, samples)
         future = self._running[key] = asyncio.run_coroutine_threadsafe(self.runner.group(grant), loop)
-        future.add_done_callback(lambda finished: self._ended(key, samples, finished))
+        future.add_done_callback(lambda group_future: self._end_grant(key, samples, group_future))
 
     def _grant(self, record: Record) -> Grant | None:
         """The grant in a record; None, named in the log of this process, for one that nobody can run: its lease ends
@@ -262,16 +262,16 @@ class RolloutWorker:
             return None
         return grant
 
-    def _ended(self, key: Key, samples: int, finished: Future[None]) -> None:
+    def _end_grant(self, key: Key, samples: int, group_future: Future[None]) -> None:
         """In one go: who finds nothing running commits what is finished."""
-        error = None if finished.cancelled() else finished.exception()
+        error = None if group_future.cancelled() else group_future.exception()
         if error is not None:
             logger.error("ticket %d: the worker's own error", key[0], exc_info=error)
         with self._lock:
             for progress, partition, offset in self._places.pop(key):
                 # An error of ours would only come again with the same grant: its lease ends it, and nobody waits.
-                if not finished.cancelled():
-                    progress.finished(partition, offset)
+                if not group_future.cancelled():
+                    progress.finish(partition, offset)
             self._running.pop(key, None)
             self._samples_running -= samples
 
@@ -287,25 +287,25 @@ class RolloutWorker:
 
     def _commit(self, member: Member, transactor: Transactor) -> None:
         with self._lock:
-            positions = {p: at for p in member.assigned() if (at := self.progress.position(p)) is not None}
-        moved = {p: at for p, at in positions.items() if self._committed.get(p) != at}
-        if not moved:
+            positions = {p: at for p in member.assignment() if (at := self.progress.position(p)) is not None}
+        changes = {p: at for p, at in positions.items() if self._committed.get(p) != at}
+        if not changes:
             return
         transactor.begin()
         faults.point("rollout.before_commit")
         try:
-            transactor.commit({(self.names.grants, p): at for p, at in moved.items()}, member.token())
+            transactor.commit({(self.names.grants, p): at for p, at in changes.items()}, member.token())
         except RefusedError:
             return  # the group moved on; the next poll says what is still ours
         faults.point("rollout.committed")
-        self._committed.update(moved)
+        self._committed.update(changes)
 
     def _drain(self, member: Member, transactor: Transactor, grace_s: float) -> None:
-        left = grace_s
-        while self._running and left > 0:
-            member.pause(member.assigned())
+        rest_s = grace_s
+        while self._running and rest_s > 0:
+            member.pause(member.assignment())
             member.poll(1, POLL_S)
-            left -= POLL_S
+            rest_s -= POLL_S
         for future in list(self._running.values()):
             future.cancel()
         try:
@@ -313,12 +313,12 @@ class RolloutWorker:
         except FencedError:
             return
 
-    def _assigned(self, partitions: set[int]) -> Mapping[int, int] | None:
+    def _on_assign(self, partitions: set[int]) -> Mapping[int, int] | None:
         if self.loader is not None and 0 in partitions:
             self.loader.start()
         return None
 
-    def _revoked(self, partitions: set[int]) -> None:
+    def _on_revoke(self, partitions: set[int]) -> None:
         with self._lock:
             for partition in partitions:
                 self.progress.forget(partition)

@@ -59,7 +59,7 @@ class Loader:
         self.unresolved: Counter[str] = Counter()
         """how many prompts of each id; tasks may share theirs"""
         resolve = as_stored if claims is None else claims.resolve
-        history = History(bus, namespace, policy, resolve, bounded=True)
+        history = History(bus, namespace, policy, resolve, is_bounded=True)
         # Dispatch answers what is no prompt with a dead letter: nothing waits for it.
         for prompt in history.rows(PROMPTS):
             self.number = prompt["number"] + 1
@@ -69,7 +69,7 @@ class Loader:
             self._settle(row)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every epoch was handed out."""
         return bool(self.epochs) and self.number >= self.epochs * len(self.source)
 
@@ -83,7 +83,7 @@ class Loader:
         if count <= 0:
             return 0
         self._transactor.begin()
-        written = []
+        ids = []
         for number in range(self.number, self.number + count):
             epoch, index = divmod(number, len(self.source))
             id = self.source.id(index, epoch)
@@ -101,12 +101,12 @@ class Loader:
             value = codec.encode("Prompt", prompt)
             fitting = value if self._claims is None else self._claims.fitting("Prompt", value)
             self._transactor.send(Outgoing(self._prompts, id.encode(), fitting))
-            written.append(id)
+            ids.append(id)
         faults.point("loader.sent")
         self._transactor.commit({}, None)
         faults.point("loader.committed")
         self.number += count
-        self.unresolved.update(written)
+        self.unresolved.update(ids)
         return count
 
     def close(self) -> None:
@@ -153,9 +153,9 @@ class LoaderThread:
             loader = None
             try:
                 loader = self._make()
-                while not stop.is_set() and not loader.done:
+                while not stop.is_set() and not loader.is_done:
                     loader.step()
-                if loader.done:
+                if loader.is_done:
                     logger.info("every task was handed out %d times", loader.epochs)
                     return
             except FencedError:

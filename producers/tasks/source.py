@@ -30,8 +30,8 @@ class TaskSource(ABC):
 
     def id(self, index: int, epoch: int) -> str:
         """The task's id: its own `id`, else its number. Later epochs have ids of their own."""
-        own = self.task(index).get("id", f"task-{index}")
-        return f"{own}@{epoch}" if epoch else str(own)
+        base_id = self.task(index).get("id", f"task-{index}")
+        return f"{base_id}@{epoch}" if epoch else str(base_id)
 
 
 class JsonLines(TaskSource):
@@ -95,8 +95,8 @@ def _table(path: Path) -> Any:
     try:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
-        with pa.memory_map(str(path)) as mapped:
-            return pa.ipc.open_stream(mapped).read_all()
+        with pa.memory_map(str(path)) as file:
+            return pa.ipc.open_stream(file).read_all()
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path} is no whole {path.suffix} file: {error}") from None
 
@@ -110,10 +110,10 @@ def open_tasks(path: Path) -> TaskSource:
     if not path.is_dir():
         raise ConfigError(f"there is no {path}: set [rollout] tasks to a JSONL file or a dataset directory")
     for suffixes, kind in (((".jsonl", ".json"), JsonLines), ((".parquet", ".arrow"), Columns)):
-        found = [p for p in sorted(path.rglob("*")) if p.suffix in suffixes and p.stem not in METADATA]
-        train = [p for p in found if "train" in str(p.relative_to(path))]
-        if found:
-            return kind(train or found)
+        files = [p for p in sorted(path.rglob("*")) if p.suffix in suffixes and p.stem not in METADATA]
+        train = [p for p in files if "train" in str(p.relative_to(path))]
+        if files:
+            return kind(train or files)
     raise ConfigError(f"{path} holds no .jsonl, .parquet or .arrow file: is it a dataset directory?")
 
 

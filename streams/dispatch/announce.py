@@ -31,7 +31,7 @@ from millrace.schemas.json_values import Json, JsonObject
 
 log = logging.getLogger(__name__)
 
-NOTHING: Final = object()
+NO_VALUE: Final = object()
 
 
 def asked_by(settings: Settings) -> JsonObject:
@@ -57,31 +57,31 @@ def share_of(settings: Settings) -> float:
 
 def announce(settings: Settings, bus: Bus) -> list[str]:
     """Ask for every setting that the file says otherwise than it did when it was last asked; gives their names."""
-    wanted = asked_by(settings)
-    known = _asked(settings, bus)
-    if not wanted.keys() <= known.keys():
-        began = _begun_with(settings, bus, wanted)
+    asks = asked_by(settings)
+    former = _last_asks(settings, bus)
+    if not asks.keys() <= former.keys():
+        began = _begun_with(settings, bus, asks)
         if began is None:
             return []
-        known = {**began, **known}
-    changed = [name for name, value in wanted.items() if name not in known or known[name] != value]
+        former = {**began, **former}
+    changes = [name for name, value in asks.items() if name not in former or former[name] != value]
     topic, policy = full_name(settings.namespace, "decisions"), settings.policy.name
     with bus.publisher() as publisher:
-        for name in changed:
-            publisher.publish(outgoing(topic, setting(policy, name, wanted[name], now_micros()))).result()
+        for name in changes:
+            publisher.publish(outgoing(topic, setting(policy, name, asks[name], now_micros()))).result()
             faults.point("announce.asked")
-    if changed:
-        log.info("the settings file changed: dispatch is asked for %s", {name: wanted[name] for name in changed})
-    return changed
+    if changes:
+        log.info("the settings file changed: dispatch is asked for %s", {name: asks[name] for name in changes})
+    return changes
 
 
-def _asked(settings: Settings, bus: Bus) -> JsonObject:
+def _last_asks(settings: Settings, bus: Bus) -> JsonObject:
     """The values that the file last asked for, by name."""
     values: JsonObject = {}
     for decision in settings_of(bus, settings.namespace, settings.policy.name):
         if decision["author"] == AUTHOR and decision["name"] in asked_by(settings):
             value = _value(decision.raw, decision["value"])
-            if value is not NOTHING:
+            if value is not NO_VALUE:
                 values[decision["name"]] = value
     return values
 
@@ -92,32 +92,32 @@ def _value(record: Record, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         passed_over(record, "its value is no JSON")
-        return NOTHING
+        return NO_VALUE
 
 
-def _begun_with(settings: Settings, bus: Bus, wanted: Mapping[str, Json]) -> JsonObject | None:
+def _begun_with(settings: Settings, bus: Bus, asks: Mapping[str, Json]) -> JsonObject | None:
     """What the policy began with, None where it has not begun.
 
     The group size is in version 0. The rest dispatch says first of all in `resolutions`; before it does, B and eta are
     in version 0 too, and dispatch takes what is left from the very settings that are compared here. What retention has
     deleted is not in the answer."""
     policy = settings.policy.name
-    history = History(bus, settings.namespace, policy, bounded=True)
+    history = History(bus, settings.namespace, policy, is_bounded=True)
     event = next((row for row in history.rows(WEIGHTS) if (row["version"], row["policy"]) == (0, policy)), None)
     if event is None:
         return None
     values: JsonObject = {"group_size": event["group_size"] or 1}
     has_announced = False
     for row in history.rows(RESOLUTIONS):
-        announced = row["setting"]
-        if announced is not None and announced["decision"] is None:
-            value = _value(row.raw, announced["value"])
-            if value is NOTHING:
+        announcement = row["setting"]
+        if announcement is not None and announcement["decision"] is None:
+            value = _value(row.raw, announcement["value"])
+            if value is NO_VALUE:
                 continue
             has_announced = True
-            values.setdefault(announced["name"], value)
-        if wanted.keys() <= values.keys():
+            values.setdefault(announcement["name"], value)
+        if asks.keys() <= values.keys():
             return values
     if has_announced or bus.starts(history.names[RESOLUTIONS])[0] > 0:
         return values
-    return {**wanted, **values, "batch": event["batch"], "eta": event["eta"]}
+    return {**asks, **values, "batch": event["batch"], "eta": event["eta"]}

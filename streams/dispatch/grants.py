@@ -22,10 +22,10 @@ EVEN = "dynamic sampling: its rewards are all equal"
 """why a group that teaches nothing gets no seq"""
 
 
-def even(rewards: Sequence[float]) -> bool:
+def is_even(rewards: Sequence[float]) -> bool:
     """Whether a group of several rewarded samples teaches nothing, since none did better than another. NaN is none."""
-    known = [reward for reward in rewards if not math.isnan(reward)]
-    return len(known) > 1 and min(known) == max(known)
+    numbers = [reward for reward in rewards if not math.isnan(reward)]
+    return len(numbers) > 1 and min(numbers) == max(numbers)
 
 
 def kept_free(book: Book, rules: SettingsInForce, schedule: BatchSchedule) -> int:

@@ -19,12 +19,12 @@ class BatchSchedule:
 
     def size(self, seq: int) -> int:
         """B of a batch that begins at `seq`."""
-        found = self.sizes[0][1]
+        current = self.sizes[0][1]
         for first, size in self.sizes:
             if first > seq:
                 break
-            found = size
-        return found
+            current = size
+        return current
 
     def end(self, batch: int) -> int:
         """One past the last seq of a batch. A batch before `version` is over: it ended at `seq_hi` or before."""
@@ -41,7 +41,7 @@ class BatchSchedule:
             end += self.size(end)
         return batch
 
-    def changed(self, after: int, size: int) -> tuple[int, list[list[int]]]:
+    def with_size(self, after: int, size: int) -> tuple[int, list[list[int]]]:
         """(first seq, sizes) when B becomes `size` behind batch `after`, or behind a change that waits already."""
         first = max(self.end(after), self.sizes[-1][0])
         return first, [[at, b] for at, b in self.sizes if at < first] + [[first, size]]

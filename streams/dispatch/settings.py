@@ -26,24 +26,24 @@ class Change:
     from_ticket: int | None
 
 
-OTHERS = frozenset({"sealing"})
+OTHER_SETTINGS = frozenset({"sealing"})
 """settings of a policy that other stages read"""
 
 
-def _whole(low: int, high: int) -> Callable[[object], bool]:
+def _integer(low: int, high: int) -> Callable[[object], bool]:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 _VALID: dict[str, Callable[[object], bool]] = {
-    "batch": _whole(1, bounds.BATCH),
-    "eta": _whole(0, bounds.ETA),
-    "group_size": _whole(1, bounds.GROUP_SIZE),
+    "batch": _integer(1, bounds.BATCH),
+    "eta": _integer(0, bounds.ETA),
+    "group_size": _integer(1, bounds.GROUP_SIZE),
     "release": lambda value: isinstance(value, str) and value in POLICIES,
     "unsolicited_share": lambda value: (
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
     ),
-    "lease_ms": _whole(1, bounds.WAIT_MS),
-    "max_running": _whole(0, bounds.INT),
+    "lease_ms": _integer(1, bounds.WAIT_MS),
+    "max_running": _integer(0, bounds.INT),
     "dynamic_sampling": lambda value: isinstance(value, bool),
 }
 
@@ -59,20 +59,20 @@ def parse(name: str, text: str) -> tuple[object, str | None]:
     return value, None if _VALID[name](value) else f"{name} cannot have this value"
 
 
-def asked(name: str, value: Any, book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
+def ask(name: str, value: Any, book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
     """The rules after a valid setting was asked for, and the change if it is in force already."""
     match name:
         case "batch":
             schedule = rules.schedule(book)
             last = max([schedule.batch_of(book.seq), book.version + rules.eta, *book.deadlines()])
-            first, sizes = schedule.changed(last, value)
+            first, sizes = schedule.with_size(last, value)
             return replace(rules, sizes=sizes), Change(name, value, first, None)
         case "eta":
             return replace(rules, eta=value), Change(name, value, None, book.granted)
         case "group_size":
             return replace(rules, group_size=value), Change(name, value, None, book.granted)
         case "release":
-            return settled(book, replace(rules, next_release=None if value == rules.release else value))
+            return settle(book, replace(rules, next_release=None if value == rules.release else value))
         case "unsolicited_share":
             return replace(rules, unsolicited_share=float(value)), Change(name, value, book.seq, None)
         case "lease_ms":
@@ -83,7 +83,7 @@ def asked(name: str, value: Any, book: Book, rules: SettingsInForce) -> tuple[Se
             return replace(rules, max_running=value), Change(name, value, None, book.granted)
 
 
-def settled(book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
+def settle(book: Book, rules: SettingsInForce) -> tuple[SettingsInForce, Change | None]:
     """Put a waiting release policy in force once nothing is outstanding."""
     if rules.next_release is None or book.outstanding:
         return rules, None

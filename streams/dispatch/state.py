@@ -17,11 +17,11 @@ from millrace.infra.stages.base import Key, Table
 from millrace.schemas.records import Completion, Decision, Prompt
 from millrace.streams.dispatch.schedule import BatchSchedule
 
-Written: TypeAlias = dict[str, Any]
+FieldValues: TypeAlias = dict[str, Any]
 """the fields of a `Book` or of `SettingsInForce`, which alone read and write them"""
 
 
-class Queued(TypedDict):
+class QueuedPrompt(TypedDict):
     """A prompt in line."""
 
     id: str
@@ -36,7 +36,7 @@ class Ticket(TypedDict):
     """A ticket that is not resolved."""
 
     ticket: int
-    prompt: Queued
+    prompt: QueuedPrompt
     size: int
     min_version: int
     deadline: int
@@ -55,21 +55,21 @@ class Advance(TypedDict):
     seq_hi: int
 
 
-BOOKS = Table[Written]("book")
+BOOKS = Table[FieldValues]("book")
 BOOK = BOOKS.key()
-RULE_SETS = Table[Written]("rules")
+RULE_SETS = Table[FieldValues]("rules")
 RULES = RULE_SETS.key()
 CLOCKS = Table[list[int]]("clock")
 CLOCK = CLOCKS.key()
 EARLIES = Table[tuple[str, Prompt | Advance | Decision]]("early")
 """what came before version 0: its kind and the record"""
-EARLY = EARLIES.key()
+EARLY_KEY = EARLIES.key()
 ASKS = Table[tuple[str, str]]("asked")
 """id and reason of the decision whose release policy waits"""
-ASKED = ASKS.key()
-LINE = Table[Queued]("q/")
+ASK = ASKS.key()
+LINE = Table[QueuedPrompt]("q/")
 TICKETS = Table[Ticket]("t/")
-HELD = Table[int]("h/")
+HELD_TICKETS = Table[int]("h/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Book:
     def read(cls, value: Mapping[str, Any]) -> Self:
         return cls(**value)
 
-    def written(self) -> Written:
-        return _written(self)
+    def to_values(self) -> FieldValues:
+        return _field_values(self)
 
     @property
     def outstanding(self) -> int:
@@ -125,21 +125,21 @@ class Book:
         """After a ticket's group is complete."""
         return replace(self, running=self.running - 1)
 
-    def resolving(self, deadline: int, *, ready: bool) -> Self:
+    def resolving(self, deadline: int, *, is_ready: bool) -> Self:
         """After a complete ticket is resolved."""
         counts = dict(self.waiting)
         counts[deadline] -= 1
-        seq, negative = (self.seq + 1, self.negative) if ready else (self.seq, self.negative + 1)
+        seq, negative = (self.seq + 1, self.negative) if is_ready else (self.seq, self.negative + 1)
         return replace(self, seq=seq, negative=negative, waiting=_pairs(counts))
 
     def admitting(self) -> Self:
         """After an unsolicited group got the next ticket and the next seq."""
         return replace(self, granted=self.granted + 1, seq=self.seq + 1, unsolicited=[*self.unsolicited, self.seq])
 
-    def advanced(self, version: int, seq_hi: int) -> Self:
+    def advance(self, version: int, seq_hi: int) -> Self:
         """After a version is committed."""
-        kept = [seq for seq in self.unsolicited if seq >= seq_hi]
-        return replace(self, version=version, seq_hi=seq_hi, unsolicited=kept)
+        rest = [seq for seq in self.unsolicited if seq >= seq_hi]
+        return replace(self, version=version, seq_hi=seq_hi, unsolicited=rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +165,8 @@ class SettingsInForce:
     def read(cls, value: Mapping[str, Any]) -> Self:
         return cls(**value)
 
-    def written(self) -> Written:
-        return _written(self)
+    def to_values(self) -> FieldValues:
+        return _field_values(self)
 
     def schedule(self, book: Book) -> BatchSchedule:
         """The batches from the newest known version on."""
@@ -178,14 +178,14 @@ def ticket_key(ticket: int) -> Key[Ticket]:
 
 
 def held_key(deadline: int, ticket: int) -> Key[int]:
-    return HELD.key(f"{deadline:012d}/{ticket:015d}")
+    return HELD_TICKETS.key(f"{deadline:012d}/{ticket:015d}")
 
 
-def line_key(number: int) -> Key[Queued]:
+def line_key(number: int) -> Key[QueuedPrompt]:
     return LINE.key(f"{number:015d}")
 
 
-def _written(of: Book | SettingsInForce) -> Written:
+def _field_values(of: Book | SettingsInForce) -> FieldValues:
     return {field.name: getattr(of, field.name) for field in fields(of)}
 
 

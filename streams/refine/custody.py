@@ -32,7 +32,7 @@ class Custody(TypedDict):
     """micros of its newest event"""
 
 
-def opened(event: Event) -> Custody:
+def begin(event: Event) -> Custody:
     """The state before a trajectory's first event."""
     return {
         "hash": START,
@@ -47,7 +47,7 @@ def opened(event: Event) -> Custody:
     }
 
 
-def followed(custody: Custody, event: Event, now: int) -> Custody:
+def follow(custody: Custody, event: Event, now: int) -> Custody:
     """The state after an event, flagged if it does not follow."""
     flaw = custody["flaw"]
     if flaw is None:
@@ -62,12 +62,12 @@ def followed(custody: Custody, event: Event, now: int) -> Custody:
     }
 
 
-def tainted(custody: Custody, event: str, call: ModelCall, came: ModelCall) -> Custody:
+def taint(custody: Custody, event: str, call: ModelCall, came: ModelCall) -> Custody:
     """The state after the call of an event was withheld; `came` is the call before it was governed."""
-    known = custody["withheld"]
+    lineages = custody["withheld"]
     tokens = came["prompt_ids"]["data"] or came["output_ids"]["data"]
-    new = [event, call["lineage"]] if tokens else [event]  # no call keeps a token of a lineage that has none
-    return {**custody, "withheld": [*known, *(name for name in new if name not in known)]}
+    additions = [event, call["lineage"]] if tokens else [event]  # no call keeps a token of a lineage that has none
+    return {**custody, "withheld": [*lineages, *(name for name in additions if name not in lineages)]}
 
 
 def holds_withheld(custody: Custody, call: ModelCall) -> bool:

@@ -54,11 +54,11 @@ class Document:
     def __init__(self, data: bytes) -> None:
         """`data` must be valid JSON. Raises TooDeep."""
         self.data = data
-        masked = data
+        text = data
         if b"\\" in data:
             # Same length, and a byte that no JSON string holds: what is left of quotes begins or ends a string.
-            masked = data.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\1\1")
-        self._parts = masked.split(b'"')
+            text = data.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\1\1")
+        self._parts = text.split(b'"')
         if self._is_deep():
             raise TooDeep
 
@@ -70,20 +70,20 @@ class Document:
 
     def tokens(self) -> Iterator[Token]:
         """Every string, key and long number."""
-        parts, at, named = self._parts, 0, False
+        parts, at, is_key = self._parts, 0, False
         for n in range(0, len(parts), 2):
             gap = parts[n]
             if len(gap) >= 12:
-                for found in _NUMBER.finditer(gap):
-                    beside = named and not gap[: found.start()].lstrip(b" \t\r\n:")
-                    yield Token(NUMBER, at + found.start(), at + found.end(), found[1], beside)
+                for match in _NUMBER.finditer(gap):
+                    beside = is_key and not gap[: match.start()].lstrip(b" \t\r\n:")
+                    yield Token(NUMBER, at + match.start(), at + match.end(), match[1], beside)
             at += len(gap)
             if n + 1 == len(parts):
                 return
             inner, after = len(parts[n + 1]), parts[n + 2]
-            beside = named and gap.strip() == b":"
-            named = after[:1] == b":" or after.lstrip()[:1] == b":"
-            yield Token(KEY if named else STRING, at, at + inner + 2, self._value(at + 1, inner), beside)
+            beside = is_key and gap.strip() == b":"
+            is_key = after[:1] == b":" or after.lstrip()[:1] == b":"
+            yield Token(KEY if is_key else STRING, at, at + inner + 2, self._value(at + 1, inner), beside)
             at += inner + 2
 
     def values(self) -> list[bytes]:
@@ -112,9 +112,9 @@ class Document:
             at = end
         return spans
 
-    def paths(self, root: str, wanted: frozenset[int], hidden: frozenset[int]) -> dict[int, str]:
-        """Where the tokens that begin at `wanted` stand: `root/key/0/key`. A key is named when it is a plain word and
-        does not begin at `hidden`; else its number stands for it, and `#number` for the key itself."""
+    def paths(self, root: str, starts: frozenset[int], secret_keys: frozenset[int]) -> dict[int, str]:
+        """Where the tokens that begin at `starts` stand: `root/key/0/key`. A key is named when it is a plain word and
+        does not begin at `secret_keys`; else its number stands for it, and `#number` for the key itself."""
         out: dict[int, str] = {}
         around: list[tuple[str, int, str]] = []
         path, number, name = root, 0, ""
@@ -130,11 +130,11 @@ class Document:
                 number, name = number + 1, ""
             elif mark == KEY:
                 value = self._value(lo + 1, hi - lo - 2)
-                plain = lo not in hidden and _PLAIN_KEY.fullmatch(value) is not None
-                name = value.decode() if plain else str(number)
-                if lo in wanted:
+                is_plain = lo not in secret_keys and _PLAIN_KEY.fullmatch(value) is not None
+                name = value.decode() if is_plain else str(number)
+                if lo in starts:
                     out[lo] = f"{path}/#{number}"
-            elif lo in wanted:
+            elif lo in starts:
                 out[lo] = f"{path}/{name or number}"
         return out
 
@@ -143,9 +143,9 @@ class Document:
         parts, at = self._parts, 0
         for n in range(0, len(parts), 2):
             gap = parts[n]
-            for found in _MARKS.finditer(gap):
-                mark = found[0].decode() if found.end() - found.start() == 1 else NUMBER
-                yield at + found.start(), at + found.end(), mark
+            for match in _MARKS.finditer(gap):
+                mark = match[0].decode() if match.end() - match.start() == 1 else NUMBER
+                yield at + match.start(), at + match.end(), mark
             at += len(gap)
             if n + 1 == len(parts):
                 return
@@ -177,9 +177,9 @@ class _Brackets:
         outside = self._depth[first] - 1
         size = 16
         while True:
-            closed = np.flatnonzero(self._depth[first : first + size] == outside)
-            if len(closed):
-                return int(self._at[first + int(closed[0])]) + 1
+            ends = np.flatnonzero(self._depth[first : first + size] == outside)
+            if len(ends):
+                return int(self._at[first + int(ends[0])]) + 1
             size *= 2
 
 

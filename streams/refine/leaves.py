@@ -21,7 +21,7 @@ from millrace.streams.refine.strings import String
 
 SEPARATOR = b"\n\x00\n"
 """between leaves in the buffer; no value of ours spans it"""
-SPELLED = frozenset({b"logprobs", b"top_logprobs", b"prompt_logprobs", b"token_ids", b"prompt_token_ids"})
+TOKEN_KEYS = frozenset({b"logprobs", b"top_logprobs", b"prompt_logprobs", b"token_ids", b"prompt_token_ids"})
 """keys of a document under which a reply or a prompt stands once more, token by token"""
 
 
@@ -46,8 +46,8 @@ class LeafKind(Enum):
     """a number of a document; becomes a string with spans cut out"""
     KEY = "key"
     """a key of a document; spans are cut out unless they reach into its value"""
-    SPELLED = "spelled"
-    """a list or map under a key of SPELLED; taken out as a whole"""
+    TOKENS = "spelled"
+    """a list or map under a key of TOKEN_KEYS; taken out as a whole"""
 
 
 _KINDS = {KEY: LeafKind.KEY, STRING: LeafKind.STRING, NUMBER: LeafKind.NUMBER}
@@ -72,8 +72,8 @@ class Buffer:
     leaves: list[Leaf] = field(default_factory=list)
     documents: dict[int, Document] = field(default_factory=dict)
     """the sources that are documents"""
-    spelled: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """what stands under keys of SPELLED in each of them"""
+    token_lists: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """what stands under keys of TOKEN_KEYS in each of them"""
     _parts: list[bytes] = field(default_factory=list)
     _at: int = 0
     _text: bytes = b""
@@ -97,9 +97,9 @@ class Buffer:
             data = string.value.encode() if isinstance(string.value, str) else string.value
             if not string.text:
                 self._leaf(LeafKind.NAME, source, 0, len(data), data)
-            elif (found := _document(data)) is not None:
-                self.documents[source] = found
-                self._document(source, found)
+            elif (content := _document(data)) is not None:
+                self.documents[source] = content
+                self._document(source, content)
             elif data:
                 self._leaf(LeafKind.TEXT, source, 0, len(data), _utf8(string.value, data))
 
@@ -112,21 +112,21 @@ class Buffer:
                 continue
             kind = _KINDS[token.kind]
             self._leaf(kind, source, token.lo, token.hi, token.value, token.beside)
-            if kind is LeafKind.KEY and token.value in SPELLED and source not in self.spelled:
-                self.spelled[source] = document.values_of(SPELLED)
-                ahead = self.spelled[source][::-1]
-        for lo, hi in self.spelled.get(source, ()):
-            self._leaf(LeafKind.SPELLED, source, lo, hi, _as_text(document.data[lo:hi]))
+            if kind is LeafKind.KEY and token.value in TOKEN_KEYS and source not in self.token_lists:
+                self.token_lists[source] = document.values_of(TOKEN_KEYS)
+                ahead = self.token_lists[source][::-1]
+        for lo, hi in self.token_lists.get(source, ()):
+            self._leaf(LeafKind.TOKENS, source, lo, hi, _as_text(document.data[lo:hi]))
 
     def _leaf(self, kind: LeafKind, source: int, lo: int, hi: int, text: bytes, beside: bool = False) -> None:
         if len(self.leaves) >= bounds.LEAVES:
             raise TooMuch("too_many_leaves")
         after = SEPARATOR
         if beside:
-            quoted = kind is LeafKind.STRING
-            self._parts[-1] = b': "' if quoted else b": "
+            is_string = kind is LeafKind.STRING
+            self._parts[-1] = b': "' if is_string else b": "
             self._at += len(self._parts[-1]) - len(SEPARATOR)
-            after = b'"' + SEPARATOR if quoted else SEPARATOR
+            after = b'"' + SEPARATOR if is_string else SEPARATOR
         end = self._at + len(text)
         self.leaves.append(Leaf(kind, self._at, end, source, lo, hi))
         self._parts += (text, after)
@@ -148,7 +148,7 @@ def _as_text(data: bytes) -> bytes:
     """What log-probabilities spell: the sampled tokens as one text, then every string that is among them once."""
     value = orjson.loads(data)
     lists = value.values() if isinstance(value, dict) else ()
-    items = [item for found in lists if isinstance(found, list) for item in found]
-    sampled = (item.get("token") if isinstance(item, dict) else item for item in items)
-    joined = "".join(token for token in sampled if isinstance(token, str)).encode()
-    return SEPARATOR.join([joined, *Document(data).values()])
+    items = [item for entry in lists if isinstance(entry, list) for item in entry]
+    tokens = (item.get("token") if isinstance(item, dict) else item for item in items)
+    text = "".join(token for token in tokens if isinstance(token, str)).encode()
+    return SEPARATOR.join([text, *Document(data).values()])

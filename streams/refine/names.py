@@ -20,13 +20,13 @@ from millrace.infra.log.topics import partition_of
 
 MARK = "redacted-"
 _LETTERS = bytes.maketrans(b"0123456789abcdef", b"abcdefghijklmnop")
-_PLAIN = re.compile(rf"[0-9]{{1,11}}|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{MARK}[a-p]{{32}}")
+_PLAIN_NAME = re.compile(rf"[0-9]{{1,11}}|[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{MARK}[a-p]{{32}}")
 FILE = "names.key"
 
 
 def is_plain(name: str) -> bool:
     """Whether nobody needs to look at a name: a short number, an id that a machine drew, or a replacement."""
-    return _PLAIN.fullmatch(name) is not None
+    return _PLAIN_NAME.fullmatch(name) is not None
 
 
 class Replacements:
@@ -39,13 +39,13 @@ class Replacements:
 
     def _of(self, tenant: str, name: str) -> str:
         """What stands for a name of a tenant."""
-        wanted = partition_of(f"{tenant}/{name}", self._slots)
+        partition = partition_of(f"{tenant}/{name}", self._slots)
         for number in count():
             digest = hmac.digest(self._key, f"{number}\x1f{tenant}\x1f{name}".encode(), "sha256")
             # Letters alone: no digits that could look like a card or a number to call.
-            made = MARK + digest.hex()[:32].encode().translate(_LETTERS).decode()
-            if partition_of(f"{tenant}/{made}", self._slots) == wanted:
-                return made
+            replacement = MARK + digest.hex()[:32].encode().translate(_LETTERS).decode()
+            if partition_of(f"{tenant}/{replacement}", self._slots) == partition:
+                return replacement
         raise AssertionError("unreachable")
 
 

@@ -40,25 +40,25 @@ class EventParts:
     def __init__(self, event: Event, body: Body | None, headers: Mapping[str, str]) -> None:
         self.event, self.body, self.headers = event, body, headers
 
-    def strings(self, known: Container[str]) -> list[String]:
-        """What is to be scanned: all but the names that are `known`."""
-        return strings.strings_of(self.event, self.body, self.headers, known)
+    def strings(self, skips: Container[str]) -> list[String]:
+        """What is to be scanned: all but the names that are `skips`."""
+        return strings.strings_of(self.event, self.body, self.headers, skips)
 
-    def changed(self, values: Mapping[Path, str | bytes]) -> tuple[Event, Body | None, Mapping[str, str]]:
+    def with_values(self, values: Mapping[Path, str | bytes]) -> tuple[Event, Body | None, Mapping[str, str]]:
         """(envelope, body, headers) that read `values`; a part without any is the one that came."""
         parts: dict[object, dict[Path, str | bytes]] = {"event": {}, "body": {}, "headers": {}}
         for (part, *path), value in values.items():
             parts[part][tuple(path)] = value
         body = self.body
         return (
-            cast(Event, strings.changed(self.event, parts["event"])) if parts["event"] else self.event,
-            cast(Body, strings.changed(body, parts["body"])) if body is not None and parts["body"] else body,
-            strings.changed(self.headers, parts["headers"]) if parts["headers"] else self.headers,
+            cast(Event, strings.with_values(self.event, parts["event"])) if parts["event"] else self.event,
+            cast(Body, strings.with_values(body, parts["body"])) if body is not None and parts["body"] else body,
+            strings.with_values(self.headers, parts["headers"]) if parts["headers"] else self.headers,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Governed:
+class GovernedEvent:
     """What became of an event."""
 
     event: Event
@@ -69,7 +69,7 @@ class Governed:
     """none_needed, applied or failed"""
     failure: str | None = None
     """why its text was not read"""
-    text_changed: bool = False
+    edits_text: bool = False
     """whether more than names was taken out"""
     counts: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -84,10 +84,10 @@ class Redactor:
         self._clean: set[str] = set()
         self.version = "+".join(detector.version() for detector in detectors) or "none"
 
-    def govern(self, parts: EventParts, also: Collection[str] = ()) -> Governed:
+    def govern(self, parts: EventParts, also: Collection[str] = ()) -> GovernedEvent:
         """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
         if not self._detectors:
-            return Governed(parts.event, parts.body, parts.headers, "none_needed")
+            return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
         try:
             return self._govern(parts, parts.strings(self._clean), also)
         except DetectorError:
@@ -96,26 +96,35 @@ class Redactor:
             failure = error.code
         try:
             names = [string for string in parts.strings(self._clean) if not string.text]
-            known = self._govern(parts, names, also)
+            names_alone = self._govern(parts, names, also)
         except (DetectorError, TooMuch):
             raise UnreadNames from None
-        left = None if known.body is None else blanked(parts.event["kind"], known.body, failure)
-        return Governed(known.event, left, known.headers, "failed", failure, True, known.counts, known.findings)
+        body = None if names_alone.body is None else blank(parts.event["kind"], names_alone.body, failure)
+        return GovernedEvent(
+            names_alone.event,
+            body,
+            names_alone.headers,
+            "failed",
+            failure,
+            True,
+            names_alone.counts,
+            names_alone.findings,
+        )
 
-    def names(self, tenant: str, given: Sequence[str]) -> list[str]:
+    def names(self, tenant: str, originals: Sequence[str]) -> list[str]:
         """Names of something that is no event, each replaced if it holds what blocks. Without an answer of the
         detectors all are replaced."""
         if not self._detectors:
-            return list(given)
+            return list(originals)
         buffer = Buffer()
         try:
-            unread = ((number, name) for number, name in enumerate(given) if name not in self._clean)
+            unread = ((number, name) for number, name in enumerate(originals) if name not in self._clean)
             buffer.add(String((number,), name, False) for number, name in unread if not is_plain(name))
-            found = cuts((hit for hit in self._scan(buffer.text) if hit.blocks), buffer.leaves)
+            spans_by_leaf = cuts((hit for hit in self._scan(buffer.text) if hit.blocks), buffer.leaves)
         except (DetectorError, TooMuch):
-            return [self._names.of(tenant, name) for name in given]
-        bad = {buffer.sources[buffer.leaves[number].source].value for number in found}
-        return [self._names.of(tenant, name) if name in bad else name for name in given]
+            return [self._names.of(tenant, name) for name in originals]
+        secret_names = {buffer.sources[buffer.leaves[number].source].value for number in spans_by_leaf}
+        return [self._names.of(tenant, name) if name in secret_names else name for name in originals]
 
     def _scan(self, text: bytes) -> list[Hit]:
         if not text:
@@ -125,60 +134,62 @@ class Redactor:
             raise TooMuch("too_many_hits")
         return sorted(hits)
 
-    def _govern(self, parts: EventParts, given: Iterable[String], also: Collection[str]) -> Governed:
+    def _govern(self, parts: EventParts, selection: Iterable[String], also: Collection[str]) -> GovernedEvent:
         buffer = Buffer()
-        buffer.add(string for string in given if string.text or not is_plain(str(string.value)))
+        buffer.add(string for string in selection if string.text or not is_plain(str(string.value)))
         hits = self._scan(buffer.text)
         self._remember(buffer, hits)
         if not hits:
-            return Governed(parts.event, parts.body, parts.headers, "none_needed")
-        found = cuts((hit for hit in hits if hit.blocks or hit.kind in also), buffer.leaves)
-        counts, findings = dict(Counter(hit.kind for hit in hits)), _findings(hits, buffer, found)
-        if not found:
-            return Governed(parts.event, parts.body, parts.headers, "none_needed", counts=counts, findings=findings)
-        values, text_changed = self._values(parts.event["tenant"], buffer, found)
-        event, body, headers = parts.changed(values)
-        return Governed(event, body, headers, "applied", None, text_changed, counts, findings)
+            return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
+        spans_by_leaf = cuts((hit for hit in hits if hit.blocks or hit.kind in also), buffer.leaves)
+        counts, findings = dict(Counter(hit.kind for hit in hits)), _findings(hits, buffer, spans_by_leaf)
+        if not spans_by_leaf:
+            return GovernedEvent(
+                parts.event, parts.body, parts.headers, "none_needed", counts=counts, findings=findings
+            )
+        values, edits_text = self._values(parts.event["tenant"], buffer, spans_by_leaf)
+        event, body, headers = parts.with_values(values)
+        return GovernedEvent(event, body, headers, "applied", None, edits_text, counts, findings)
 
     def _remember(self, buffer: Buffer, hits: Sequence[Hit]) -> None:
         if len(self._clean) > MOST_CLEAN:
             self._clean.clear()
-        touched = cuts(hits, buffer.leaves) if hits else {}
+        spans_by_leaf = cuts(hits, buffer.leaves) if hits else {}
         for number, leaf in enumerate(buffer.leaves):
-            if leaf.kind is LeafKind.NAME and number not in touched:
+            if leaf.kind is LeafKind.NAME and number not in spans_by_leaf:
                 self._clean.add(str(buffer.sources[leaf.source].value))
 
     def _values(
-        self, tenant: str, buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]
+        self, tenant: str, buffer: Buffer, spans_by_leaf: Mapping[int, Sequence[FoundSpan]]
     ) -> tuple[dict[Path, str | bytes], bool]:
         """What the strings read once spans are cut out of leaves, and whether any of them is text."""
         edits: dict[int, list[tuple[int, int, bytes]]] = {}
         keys = 0
-        for number, spans in found.items():
+        for number, spans in spans_by_leaf.items():
             leaf = buffer.leaves[number]
             text = buffer.text_of(leaf)
             match leaf.kind:
                 case LeafKind.NAME:
-                    new = self._names.of(tenant, text.decode()).encode()
-                case LeafKind.SPELLED:
+                    replacement = self._names.of(tenant, text.decode()).encode()
+                case LeafKind.TOKENS:
                     continue
                 case LeafKind.TEXT:
-                    new = _without(text, spans).encode()
+                    replacement = _without(text, spans).encode()
                 case LeafKind.KEY:
                     # Two keys of one map must not become the same.
                     keys += 1
-                    new = orjson.dumps(_without(text, spans) + (f" {keys}" if keys > 1 else ""))
+                    replacement = orjson.dumps(_without(text, spans) + (f" {keys}" if keys > 1 else ""))
                 case _:
-                    new = orjson.dumps(_without(text, spans))
-            edits.setdefault(leaf.source, []).append((leaf.lo, leaf.hi, new))
-        text_changed = any(buffer.leaves[number].kind is not LeafKind.NAME for number in found)
-        if text_changed:
-            for source, spelled in buffer.spelled.items():
-                edits[source] = [(lo, hi, b"null") for lo, hi in spelled] + edits.get(source, [])
+                    replacement = orjson.dumps(_without(text, spans))
+            edits.setdefault(leaf.source, []).append((leaf.lo, leaf.hi, replacement))
+        edits_text = any(buffer.leaves[number].kind is not LeafKind.NAME for number in spans_by_leaf)
+        if edits_text:
+            for source, ranges in buffer.token_lists.items():
+                edits[source] = [(lo, hi, b"null") for lo, hi in ranges] + edits.get(source, [])
         return {
-            buffer.sources[source].path: _edited(buffer.sources[source].value, sorted(pieces))
+            buffer.sources[source].path: _splice(buffer.sources[source].value, sorted(pieces))
             for source, pieces in edits.items()
-        }, text_changed
+        }, edits_text
 
 
 def withheld(body: ModelCall, reason: str) -> ModelCall:
@@ -194,13 +205,13 @@ def withheld(body: ModelCall, reason: str) -> ModelCall:
     }
 
 
-def blanked(kind: str, body: Body, mark: str) -> Body:
+def blank(kind: str, body: Body, mark: str) -> Body:
     """A body without its text: what nobody scanned, or nobody may read."""
     put = f"[REDACTED:{mark}]"
-    given = {path: value for path, value, _ in strings.texts_of(kind, body) if value}
+    texts = {path: value for path, value, _ in strings.texts_of(kind, body) if value}
     # What is bytes held JSON, and stays readable as such.
-    values = {path: orjson.dumps(put) if isinstance(value, bytes) else put for path, value in given.items()}
-    return cast(Body, strings.changed(body, values))
+    values = {path: orjson.dumps(put) if isinstance(value, bytes) else put for path, value in texts.items()}
+    return cast(Body, strings.with_values(body, values))
 
 
 def _without(text: bytes, spans: Sequence[FoundSpan]) -> str:
@@ -213,19 +224,19 @@ def _without(text: bytes, spans: Sequence[FoundSpan]) -> str:
     return b"".join([*out, text[at:]]).decode("utf-8", "replace")
 
 
-def _edited(value: str | bytes, pieces: Sequence[tuple[int, int, bytes]]) -> str | bytes:
+def _splice(value: str | bytes, pieces: Sequence[tuple[int, int, bytes]]) -> str | bytes:
     """A string with bytes [lo, hi) replaced; pieces are ascending, and one that lies in the one before is dropped."""
     data = value.encode() if isinstance(value, str) else value
     out, at = [], 0
-    for lo, hi, new in pieces:
+    for lo, hi, replacement in pieces:
         if lo >= at:
-            out += [data[at:lo], new]
+            out += [data[at:lo], replacement]
             at = hi
-    done = b"".join([*out, data[at:]])
-    return done.decode() if isinstance(value, str) else done
+    result = b"".join([*out, data[at:]])
+    return result.decode() if isinstance(value, str) else result
 
 
-def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[FoundSpan]]) -> list[Finding]:
+def _findings(hits: Sequence[Hit], buffer: Buffer, spans_by_leaf: Mapping[int, Sequence[FoundSpan]]) -> list[Finding]:
     """The first MOST_FINDINGS places of hits in leaves."""
     starts = [leaf.start for leaf in buffer.leaves]
     rows = []
@@ -234,24 +245,26 @@ def _findings(hits: Sequence[Hit], buffer: Buffer, found: Mapping[int, Sequence[
         if len(rows) >= MOST_FINDINGS:
             break
     rows = rows[:MOST_FINDINGS]
-    paths = _paths(buffer, {number for _, number, _, _ in rows}, found)
+    paths = _paths(buffer, {number for _, number, _, _ in rows}, spans_by_leaf)
     return [
         {"leaf": paths[number], "start": start, "end": end, "kind": hit.kind, "detector": hit.detector}
         for hit, number, start, end in rows
     ]
 
 
-def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence[FoundSpan]]) -> dict[int, str]:
+def _paths(
+    buffer: Buffer, leaf_numbers: Collection[int], spans_by_leaf: Mapping[int, Sequence[FoundSpan]]
+) -> dict[int, str]:
     """Leaf number -> where it stands in the event."""
     by_source: dict[int, dict[int, int]] = {}
-    for number in wanted:
+    for number in leaf_numbers:
         leaf = buffer.leaves[number]
         by_source.setdefault(leaf.source, {})[leaf.lo] = number
-    hidden: dict[int, set[int]] = {}
-    for number in found:
+    secret_keys: dict[int, set[int]] = {}
+    for number in spans_by_leaf:
         leaf = buffer.leaves[number]
         if leaf.kind is LeafKind.KEY:
-            hidden.setdefault(leaf.source, set()).add(leaf.lo)
+            secret_keys.setdefault(leaf.source, set()).add(leaf.lo)
     out: dict[int, str] = {}
     for source, numbers in by_source.items():
         part, *path = buffer.sources[source].path
@@ -260,6 +273,6 @@ def _paths(buffer: Buffer, wanted: Collection[int], found: Mapping[int, Sequence
         if inside is None:
             out |= dict.fromkeys(numbers.values(), root)
             continue
-        known = inside.paths(root, frozenset(numbers), frozenset(hidden.get(source, ())))
-        out |= {number: known.get(lo, root) for lo, number in numbers.items()}
+        paths = inside.paths(root, frozenset(numbers), frozenset(secret_keys.get(source, ())))
+        out |= {number: paths.get(lo, root) for lo, number in numbers.items()}
     return out

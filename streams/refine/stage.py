@@ -28,7 +28,7 @@ from millrace.streams.decoding import Decoder, dead_letter, place_of
 from millrace.streams.refine import custody as chain
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.names import Replacements
-from millrace.streams.refine.redact import EventParts, Governed, Redactor, UnreadNames, blanked, withheld
+from millrace.streams.refine.redact import EventParts, GovernedEvent, Redactor, UnreadNames, blank, withheld
 from millrace.streams.refine.tenancy import ContentUse, Tenancy
 from millrace.streams.refine.validate import (
     Refusal,
@@ -86,50 +86,50 @@ class Refine(Stage):
             check_link(came)
             check_proof(record, came, self._reward_key)
             check_replay(came, body)
-            governed = self._read(came, body, passed_on(record))
-            event = governed.event
-            known = view.get(_key(event))
-            if known is not None and known["group"] != event["group"]:
+            outcome = self._read(came, body, passed_on(record))
+            event = outcome.event
+            former = view.get(_key(event))
+            if former is not None and former["group"] != event["group"]:
                 raise Refusal("wrong_group", "the trajectory belongs to another group", came)
         except Refusal as refusal:
             yield self._letter(view, record, refusal, now)
             return
 
-        custody = known or chain.opened(event)
-        chained = event["source_seq"] is not None
-        if chained:
-            custody = chain.followed(custody, event, now)
-            if event["kind"] == "security_label" and governed.body is not None:
-                custody = {**custody, "labels": cast(SecurityLabels, governed.body)}
-        body_bytes, governance, custody = self._govern(governed, body, custody)
-        if chained:
-            yield from self._keep(event, known, custody, now)
-        yield from self._append(view, record, governed, body_bytes, governance, now)
+        custody = former or chain.begin(event)
+        is_chained = event["source_seq"] is not None
+        if is_chained:
+            custody = chain.follow(custody, event, now)
+            if event["kind"] == "security_label" and outcome.body is not None:
+                custody = {**custody, "labels": cast(SecurityLabels, outcome.body)}
+        body_bytes, governance, custody = self._govern(outcome, body, custody)
+        if is_chained:
+            yield from self._keep(event, former, custody, now)
+        yield from self._append(view, record, outcome, body_bytes, governance, now)
 
-    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> Governed:
+    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> GovernedEvent:
         """The event as detectors leave it. Raises Refusal for one that cannot even be kept without its text."""
         parts = EventParts(came, body, headers)
         redact, remove = self._tenancy.redacts(came["tenant"])
         if not redact:
-            return Governed(came, body, headers, "none_needed")
+            return GovernedEvent(came, body, headers, "none_needed")
         try:
-            governed = self._redactor.govern(parts, remove)
+            outcome = self._redactor.govern(parts, remove)
         except UnreadNames:
             raise Refusal("unread_names", "the detectors failed on the names of the event", came) from None
-        if governed.event["tenant"] != came["tenant"]:
+        if outcome.event["tenant"] != came["tenant"]:
             raise Refusal("secret_tenant", "the name of the tenant holds a secret", came)
-        return governed
+        return outcome
 
     def _letter(self, view: View, record: Record, refusal: Refusal, now: Micros) -> Emit:
         """The dead letter of a refused record, without what its names hold."""
-        given = {} if refusal.event is None else _ids(refusal.event)
+        ids = {} if refusal.event is None else _ids(refusal.event)
         key = record.key.decode("utf-8", "replace")
-        if given and key == f"{given['tenant']}/{given['group']}":
-            clean = dict(zip(given, self._redactor.names(given["tenant"], list(given.values())), strict=True))
+        if ids and key == f"{ids['tenant']}/{ids['group']}":
+            clean = dict(zip(ids, self._redactor.names(ids["tenant"], list(ids.values())), strict=True))
             key = f"{clean['tenant']}/{clean['group']}"
         else:
-            key, *rest = self._redactor.names(given.get("tenant", ""), [key, *given.values()])
-            clean = dict(zip(given, rest, strict=True))
+            key, *rest = self._redactor.names(ids.get("tenant", ""), [key, *ids.values()])
+            clean = dict(zip(ids, rest, strict=True))
         return dead_letter(
             self.name,
             place_of(record),
@@ -146,89 +146,91 @@ class Refine(Stage):
             progress: Progress = {"stage": self.name, "slot": view.slot, "time": now}
             yield Emit(EVENTS, f"progress/{view.slot}", "Progress", progress, partition=view.slot)
             return
-        trajectory = TRAJECTORIES.known(key)
+        trajectory = TRAJECTORIES.match(key)
         custody = view.get(trajectory) if trajectory else None
         if custody is not None:
             at = custody["seen"] + (AFTER_END if custody["ended"] else IDLE)
             yield Wake(key, at) if at > now else Clear(key)
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
+    def ids_of(self, view: View, what: Record | str) -> Mapping[str, object]:
         return {} if isinstance(what, str) else _ids(decode_event(what, self._decode))
 
     def kept_name(self, source: str) -> str:
         return self._redactor.names("", [source])[0]
 
     def _govern(
-        self, governed: Governed, came: Body | None, custody: chain.Custody
+        self, outcome: GovernedEvent, came: Body | None, custody: chain.Custody
     ) -> tuple[bytes, records.Governance, chain.Custody]:
         """(bytes to store, governance, the trajectory's state after it); `came` is the body before it was governed."""
-        event, stored = governed.event, governed.body
+        event, body = outcome.event, outcome.body
         kind = event["kind"]
         verdict = self._tenancy.decide(event["tenant"], event["policy"], custody["split"], custody["labels"])
         if custody["flaw"] is not None and verdict.eligibility != "denied":
             verdict = verdict._replace(eligibility="audit_only", reason=custody["flaw"])
-        if stored is None:
+        if body is None:
             # Sealed before capture: nobody here can look inside, so nothing may be learned from it.
-            return event["body"], self._record(verdict, replace(governed, redaction="failed"), "sealed"), custody
-        flagged = self._flagged(kind, stored, governed, custody)
+            return event["body"], self._record(verdict, replace(outcome, redaction="failed"), "sealed"), custody
+        reason = self._withhold_reason(kind, body, outcome, custody)
         if verdict.eligibility == "denied":
-            stored = blanked(kind, stored, "denied")
-            governed = replace(governed, findings=[])
-            flagged = flagged or "denied"
-        if kind == "model_call" and flagged:
-            call = cast(ModelCall, stored)
-            custody = chain.tainted(custody, event["id"], call, cast(ModelCall, came))
-            stored = withheld(call, flagged)
-        data = event["body"] if stored is came else codec.encode_named(codec.BODIES[kind], stored)
-        return data, self._record(verdict, governed, flagged), custody
+            body = blank(kind, body, "denied")
+            outcome = replace(outcome, findings=[])
+            reason = reason or "denied"
+        if kind == "model_call" and reason:
+            call = cast(ModelCall, body)
+            custody = chain.taint(custody, event["id"], call, cast(ModelCall, came))
+            body = withheld(call, reason)
+        data = event["body"] if body is came else codec.encode_named(codec.BODIES[kind], body)
+        return data, self._record(verdict, outcome, reason), custody
 
-    def _flagged(self, kind: EventKind, body: Body, governed: Governed, custody: chain.Custody) -> str | None:
+    def _withhold_reason(
+        self, kind: EventKind, body: Body, outcome: GovernedEvent, custody: chain.Custody
+    ) -> str | None:
         """Why the content of this event must not be learned from; None for events no token comes from."""
-        if governed.failure is not None:
-            return governed.failure
+        if outcome.failure is not None:
+            return outcome.failure
         if kind not in ("model_call", "episode_started", "episode_ended"):
             return None
-        if governed.text_changed:
+        if outcome.edits_text:
             return "redacted"
         if kind == "model_call" and chain.holds_withheld(custody, cast(ModelCall, body)):
             return "withheld_context"
         return None
 
-    def _record(self, verdict: ContentUse, governed: Governed, flagged: str | None) -> records.Governance:
-        allowed = verdict.eligibility in ("tenant_only", "aggregate")
+    def _record(self, verdict: ContentUse, outcome: GovernedEvent, reason: str | None) -> records.Governance:
+        may_train = verdict.eligibility in ("tenant_only", "aggregate")
         return {
-            "eligibility": "audit_only" if flagged and allowed else verdict.eligibility,
-            "reason": flagged if flagged and allowed else verdict.reason,
+            "eligibility": "audit_only" if reason and may_train else verdict.eligibility,
+            "reason": reason if reason and may_train else verdict.reason,
             "classification": verdict.classification,
-            "redaction": governed.redaction,
+            "redaction": outcome.redaction,
             "redaction_version": self._redactor.version,
             "policy_version": self._tenancy.version,
-            "counts": governed.counts,
-            "findings": governed.findings,
+            "counts": outcome.counts,
+            "findings": outcome.findings,
             "retention_until": None,
             "residency": verdict.residency,
         }
 
-    def _keep(self, event: Event, known: chain.Custody | None, custody: chain.Custody, now: Micros) -> Iterable[Op]:
+    def _keep(self, event: Event, former: chain.Custody | None, custody: chain.Custody, now: Micros) -> Iterable[Op]:
         key = _key(event)
         yield TRAJECTORIES.put(key, custody)
-        if custody["ended"] and not (known and known["ended"]):
+        if custody["ended"] and not (former and former["ended"]):
             yield Wake(key, now + AFTER_END)
-        elif known is None:
+        elif former is None:
             yield Wake(key, now + IDLE)
 
     def _append(
         self,
         view: View,
         record: Record,
-        governed: Governed,
+        outcome: GovernedEvent,
         body: bytes,
         governance: records.Governance,
         now: Micros,
     ) -> Iterable[Op]:
-        event = governed.event
+        event = outcome.event
         prev = view.get(CHAIN) or START
-        stored: Event = {
+        stored_event: Event = {
             **event,
             "body": body,
             "log_time": now,
@@ -238,15 +240,15 @@ class Refine(Stage):
             "hash_version": VERSION,
             "governance": governance,
         }
-        stored["hash"] = event_hash(prev, stored)
-        yield CHAINS.put(CHAIN, stored["hash"])
+        stored_event["hash"] = event_hash(prev, stored_event)
+        yield CHAINS.put(CHAIN, stored_event["hash"])
         yield Emit(
             EVENTS,
             f"{event['tenant']}/{event['group']}",
             "Event",
-            stored,
+            stored_event,
             partition=view.slot,
-            headers=headers_of(governed),
+            headers=headers_of(outcome),
         )
 
 
@@ -271,9 +273,9 @@ def passed_on(record: Record) -> dict[str, str]:
     return {name: record.headers[name].decode("utf-8", "backslashreplace") for name in names if name in record.headers}
 
 
-def headers_of(governed: Governed) -> dict[str, str]:
+def headers_of(outcome: GovernedEvent) -> dict[str, str]:
     """What travels beside an event, so that routing need not decode it."""
-    event = governed.event
+    event = outcome.event
     return {
         "id": event["id"],
         "kind": event["kind"],
@@ -281,5 +283,5 @@ def headers_of(governed: Governed) -> dict[str, str]:
         "group": event["group"],
         "trajectory": event["trajectory"],
         "source": event["source"],
-        **governed.headers,
+        **outcome.headers,
     }

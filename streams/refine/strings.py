@@ -34,7 +34,7 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 ENVELOPE = "Event"
 ARRAY = "millrace.Array"
 """Its one string is the type of its items, which is checked against the few that are stored."""
-_OURS = frozenset({"governance", "source_place"})
+_REFINE_FIELDS = frozenset({"governance", "source_place"})
 
 Step = str | int | tuple[str, int]
 Path = tuple[Step, ...]
@@ -55,43 +55,43 @@ def strings_of(
     event: Event,
     body: Mapping[str, object] | None,
     headers: Mapping[str, str],
-    known: Container[str] = frozenset(),
+    skips: Container[str] = frozenset(),
 ) -> list[String]:
-    """Names of an event without its body and of its headers, names and texts of its body; names that are `known` are
+    """Names of an event without its body and of its headers, names and texts of its body; names that are `skips` are
     left out. The first step of a path says which of the three it is of: `event`, `headers` or `body`."""
-    found: list[String] = []
-    _collect(found, _fields(ENVELOPE, "event"), event, (), known)
-    found += [String(("headers", name), value, False) for name, value in headers.items() if value not in known]
+    strings: list[String] = []
+    _collect(strings, _fields(ENVELOPE, "event"), event, (), skips)
+    strings += [String(("headers", name), value, False) for name, value in headers.items() if value not in skips]
     if body is not None:
         kind = event["kind"]
-        _collect(found, _fields(codec.BODIES[kind], "body"), body, TEXTS[kind], known)
-    return found
+        _collect(strings, _fields(codec.BODIES[kind], "body"), body, TEXTS[kind], skips)
+    return strings
 
 
 def texts_of(kind: str, body: Mapping[str, object]) -> list[String]:
     """The texts of a body, under paths inside of it."""
-    found: list[String] = []
-    _collect(found, _fields(codec.BODIES[kind], "body"), body, TEXTS[kind], frozenset())
-    return [string._replace(path=string.path[1:]) for string in found if string.text]
+    strings: list[String] = []
+    _collect(strings, _fields(codec.BODIES[kind], "body"), body, TEXTS[kind], frozenset())
+    return [string._replace(path=string.path[1:]) for string in strings if string.text]
 
 
 def _collect(
-    found: list[String],
+    strings: list[String],
     fields: Sequence[tuple[str, Shape, Path]],
     record: Mapping[str, Any],
     texts: Sequence[str],
-    known: Container[str],
+    skips: Container[str],
 ) -> None:
     for name, shape, path in fields:
         value = record[name]
         if value is None:
             continue
         if shape != "string":
-            found += [s for s in _strings(path, shape, value, name in texts) if s.text or s.value not in known]
+            strings += [s for s in _strings(path, shape, value, name in texts) if s.text or s.value not in skips]
         elif name in texts:
-            found.append(String(path, value, True))
-        elif value not in known:
-            found.append(String(path, value, False))
+            strings.append(String(path, value, True))
+        elif value not in skips:
+            strings.append(String(path, value, False))
 
 
 def path_of(path: Path) -> str:
@@ -99,20 +99,20 @@ def path_of(path: Path) -> str:
     return "/".join(f"{'#' * (step[0] == 'key')}{step[1]}" if isinstance(step, tuple) else str(step) for step in path)
 
 
-def changed(record: Mapping[str, object], values: Mapping[Path, str | bytes]) -> dict[str, Any]:
+def with_values(record: Mapping[str, object], values: Mapping[Path, str | bytes]) -> dict[str, Any]:
     """A copy of a record that reads `values` at their paths."""
     out: dict[str, Any] = dict(record)
     for path, value in values.items():
         holder: Any = out
         for step in path[:-1]:
-            child = _copied(_item(holder, step))
+            child = _copy(_item(holder, step))
             _put(holder, step, child)
             holder = child
         _put(holder, path[-1], value)
     return out
 
 
-def _copied(value: Any) -> dict[str, object] | list[object]:
+def _copy(value: Any) -> dict[str, object] | list[object]:
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
@@ -124,9 +124,9 @@ def _put(holder: Any, step: Step, value: object) -> None:
     if not isinstance(step, tuple):
         holder[step] = value
         return
-    what, number = step
+    part, number = step
     entries = list(holder.items())
-    entries[number] = (value, entries[number][1]) if what == "key" else (entries[number][0], value)
+    entries[number] = (value, entries[number][1]) if part == "key" else (entries[number][0], value)
     holder.clear()
     holder.update(entries)
 
@@ -134,30 +134,36 @@ def _put(holder: Any, step: Step, value: object) -> None:
 @cache
 def _fields(record: str, part: str) -> tuple[tuple[str, Shape, Path], ...]:
     """(field, schema, path) of the fields of a record that hold strings, or bytes that may be text."""
-    parsed = current(record).parsed
-    fields = ((field["name"], _plain(field["type"], parsed["__named_schemas"])) for field in parsed["fields"])
-    hidden = _OURS if record == ENVELOPE else ()
-    return tuple((name, shape, (part, name)) for name, shape in fields if shape is not None and name not in hidden)
+    schema = current(record).parsed
+    fields = ((field["name"], _string_shape(field["type"], schema["__named_schemas"])) for field in schema["fields"])
+    omissions = _REFINE_FIELDS if record == ENVELOPE else ()
+    return tuple((name, shape, (part, name)) for name, shape in fields if shape is not None and name not in omissions)
 
 
-def _plain(schema: AvroType, named: Mapping[str, AvroSchema]) -> Shape | None:
+def _string_shape(schema: AvroType, types: Mapping[str, AvroSchema]) -> Shape | None:
     """A schema with its nulls and whatever holds no string left out; None when nothing is left."""
     if isinstance(schema, list):
-        return next((found for part in schema if (found := _plain(part, named)) is not None), None)
+        return next((inner for part in schema if (inner := _string_shape(part, types)) is not None), None)
     if isinstance(schema, str):
         # A type that came before is only named.
-        return _plain(named[schema], named) if schema in named else schema if schema in ("string", "bytes") else None
+        return (
+            _string_shape(types[schema], types)
+            if schema in types
+            else schema
+            if schema in ("string", "bytes")
+            else None
+        )
     match schema["type"]:
         case "record" if schema["name"] == ARRAY:
             return None
         case "record":
-            fields = {field["name"]: _plain(field["type"], named) for field in schema["fields"]}
+            fields = {field["name"]: _string_shape(field["type"], types) for field in schema["fields"]}
             return {name: shape for name, shape in fields.items() if shape is not None} or None
         case "array":
-            items = _plain(schema["items"], named)
+            items = _string_shape(schema["items"], types)
             return None if items is None else ("array", items)
         case "map":
-            return ("map", _plain(schema["values"], named))
+            return ("map", _string_shape(schema["values"], types))
         case _:
             return None
 

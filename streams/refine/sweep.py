@@ -26,31 +26,31 @@ def cuts(hits: Iterable[Hit], leaves: Sequence[Leaf]) -> dict[int, list[FoundSpa
     A hit that begins in a key and reaches into its value is about the value: the key stays."""
     starts = [leaf.start for leaf in leaves]
     in_keys: list[FoundSpan] = []
-    others: list[FoundSpan] = []
+    in_values: list[FoundSpan] = []
     for hit in hits:
         first = _first(starts, leaves, hit.start)
         if first == len(leaves):
             continue
         beyond = starts[first + 1] if first + 1 < len(leaves) else hit.end
         alone = leaves[first].kind is LeafKind.KEY and hit.end <= beyond
-        (in_keys if alone else others).append(FoundSpan(hit.start, hit.end, hit.kind))
-    found: dict[int, list[FoundSpan]] = {}
-    for span in _merged(in_keys):
-        _cut(found, span, _first(starts, leaves, span.start), leaves)
-    for span in _merged(others):
-        touched = list(_touched(starts, leaves, span.start, span.end))
-        values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
-        for number in values or touched:
-            _cut(found, span, number, leaves)
-    return {number: sorted(spans) for number, spans in found.items()}
+        (in_keys if alone else in_values).append(FoundSpan(hit.start, hit.end, hit.kind))
+    cuts_by_leaf: dict[int, list[FoundSpan]] = {}
+    for span in _merge(in_keys):
+        _cut(cuts_by_leaf, span, _first(starts, leaves, span.start), leaves)
+    for span in _merge(in_values):
+        numbers = list(_leaf_numbers(starts, leaves, span.start, span.end))
+        values = [number for number in numbers if leaves[number].kind is not LeafKind.KEY]
+        for number in values or numbers:
+            _cut(cuts_by_leaf, span, number, leaves)
+    return {number: sorted(spans) for number, spans in cuts_by_leaf.items()}
 
 
 def places(hit: Hit, starts: Sequence[int], leaves: Sequence[Leaf]) -> Iterator[tuple[int, int, int]]:
     """(leaf number, start, end) of the parts of a hit that lie in leaves, as offsets of the leaf; keys that name a
     value that the hit reaches are left out."""
-    touched = list(_touched(starts, leaves, hit.start, hit.end))
-    values = [number for number in touched if leaves[number].kind is not LeafKind.KEY]
-    for number in values or touched:
+    numbers = list(_leaf_numbers(starts, leaves, hit.start, hit.end))
+    values = [number for number in numbers if leaves[number].kind is not LeafKind.KEY]
+    for number in values or numbers:
         leaf = leaves[number]
         yield number, max(hit.start, leaf.start) - leaf.start, min(hit.end, leaf.end) - leaf.start
 
@@ -61,21 +61,21 @@ def _first(starts: Sequence[int], leaves: Sequence[Leaf], at: int) -> int:
     return number if number >= 0 and at < leaves[number].end else number + 1
 
 
-def _touched(starts: Sequence[int], leaves: Sequence[Leaf], start: int, end: int) -> Iterator[int]:
+def _leaf_numbers(starts: Sequence[int], leaves: Sequence[Leaf], start: int, end: int) -> Iterator[int]:
     number = _first(starts, leaves, start)
     while number < len(leaves) and starts[number] < end:
         yield number
         number += 1
 
 
-def _cut(found: dict[int, list[FoundSpan]], span: FoundSpan, number: int, leaves: Sequence[Leaf]) -> None:
+def _cut(cuts_by_leaf: dict[int, list[FoundSpan]], span: FoundSpan, number: int, leaves: Sequence[Leaf]) -> None:
     leaf = leaves[number]
     start, end = max(span.start, leaf.start) - leaf.start, min(span.end, leaf.end) - leaf.start
     if start < end:
-        found.setdefault(number, []).append(FoundSpan(start, end, span.kind))
+        cuts_by_leaf.setdefault(number, []).append(FoundSpan(start, end, span.kind))
 
 
-def _merged(spans: Iterable[FoundSpan]) -> list[FoundSpan]:
+def _merge(spans: Iterable[FoundSpan]) -> list[FoundSpan]:
     """Overlapping spans as one, which is called as the first of them."""
     out: list[FoundSpan] = []
     for span in sorted(spans):

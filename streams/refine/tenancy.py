@@ -50,23 +50,23 @@ class Tenancy:
     def decide(self, tenant: str, policy: str, split: str, labels: SecurityLabels | None) -> ContentUse:
         """The verdict for an event of a tenant that one policy is to learn from; `labels` is the newest SecurityLabels
         of its trajectory."""
-        stated = labels["classification"] if labels else None
-        named = tenant if tenant in self._rules.tenants else DEFAULT
+        label = labels["classification"] if labels else None
+        rule_name = tenant if tenant in self._rules.tenants else DEFAULT
         rule = self._rule(tenant)
         if rule is None:
-            return ContentUse("audit_only", "unknown_tenant", "restricted" if stated is None else stated, None)
-        classification = stated or rule.classification
-        eligibility, reason = self._judge(rule, named, split, labels, classification)
+            return ContentUse("audit_only", "unknown_tenant", "restricted" if label is None else label, None)
+        classification = label or rule.classification
+        eligibility, reason = self._judge(rule, rule_name, split, labels, classification)
         if eligibility == "tenant_only" and self._owners.get(policy) != tenant:
             eligibility, reason = "audit_only", "other_tenants_policy"
         return ContentUse(eligibility, reason, classification, rule.residency or None)
 
     def _judge(
-        self, rule: Tenant, named: str, split: str, known: SecurityLabels | None, classification: str
+        self, rule: Tenant, rule_name: str, split: str, newest_labels: SecurityLabels | None, classification: str
     ) -> tuple[Eligibility, str]:
-        labels, scopes = (known["labels"], known["scopes"]) if known else ([], [])
+        labels, scopes = (newest_labels["labels"], newest_labels["scopes"]) if newest_labels else ([], [])
         if rule.eligibility in ("denied", "audit_only"):
-            return rule.eligibility, f"tenant:{named}"
+            return rule.eligibility, f"tenant:{rule_name}"
         if rule.residency and rule.residency != self._rules.region:
             return "audit_only", "residency"
         if NO_TRAINING.intersection(labels):
@@ -76,17 +76,17 @@ class Tenancy:
         if classification == "restricted":
             return "audit_only", "classification"
         if not rule.train and split == "train":
-            return "audit_only", f"tenant:{named}"
-        return rule.eligibility, f"tenant:{named}"
+            return "audit_only", f"tenant:{rule_name}"
+        return rule.eligibility, f"tenant:{rule_name}"
 
 
 def _version(rules: Governance, owners: Mapping[str, str]) -> str:
     """A digest of all that decides. What is not set does not count, so that a release with a new setting does not look
     like other rules."""
-    shown = rules.model_dump(mode="json", exclude={"name_key"})
-    for tenant in shown["tenants"].values():
+    content = rules.model_dump(mode="json", exclude={"name_key"})
+    for tenant in content["tenants"].values():
         if not tenant["remove"]:
             del tenant["remove"]
     if owners:
-        shown["owners"] = dict(sorted(owners.items()))
-    return hashlib.sha256(orjson.dumps(shown)).hexdigest()[:16]
+        content["owners"] = dict(sorted(owners.items()))
+    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

@@ -61,16 +61,16 @@ def decode_body(event: Event) -> Body:
         raise Refusal("unknown_body", "no schema of this release has the body's fingerprint", event) from None
     except CorruptRecord:
         raise Refusal("undecodable_body", f"the body is no {event['kind']}", event) from None
-    said = cast(Mapping[str, Any], body)
-    if not all(_is_array(said[name]) for name in _arrays(event["kind"])):
+    fields = cast(Mapping[str, Any], body)
+    if not all(_is_array(fields[name]) for name in _arrays(event["kind"])):
         raise Refusal("undecodable_body", "an array of the body is of no type that is stored, or ragged", event)
     _check_bounds(beyond_body(event["kind"], body), event)
     return body
 
 
-def _check_bounds(found: str | None, event: Event) -> None:
-    if found is not None:
-        raise Refusal("out_of_bounds", found, event)
+def _check_bounds(fault: str | None, event: Event) -> None:
+    if fault is not None:
+        raise Refusal("out_of_bounds", fault, event)
 
 
 @cache
@@ -110,8 +110,8 @@ def check_link(event: Event) -> None:
 def check_replay(event: Event, body: Body | None) -> None:
     """Raises Refusal for a reward that says that a replay made it, where a numbered source sent it: a gateway speaks
     for live episodes alone, and seal would pass over what it sends."""
-    marked = event["kind"] == "reward" and body is not None and cast(Reward, body)["replay"] is not None
-    if marked and event["source_seq"] is not None:
+    is_replay = event["kind"] == "reward" and body is not None and cast(Reward, body)["replay"] is not None
+    if is_replay and event["source_seq"] is not None:
         raise Refusal("live_replay", "a reward of a live source says that a replay made it", event)
 
 

@@ -37,7 +37,7 @@ from millrace.infra.log.base import Bus, Outgoing, Publisher, Record
 P = TypeVar("P", bound=Hashable)
 
 
-class Answered(Generic[P]):
+class AnswerMarks(Generic[P]):
     """Delivered and answered offsets of several partitions."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Answered(Generic[P]):
 log = logging.getLogger(__name__)
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-BROKEN = 70
+FAILURE_EXIT = 70
 """exit code of a process whose agent failed: the supervisor starts another"""
 
 
@@ -98,7 +98,7 @@ class _Consumer(driver.Consumer):
     def __init__(
         self, transport: Any, callback: Callable[[Message], Awaitable[None]], *others: Any, **named: Any
     ) -> None:
-        self._answered: Answered[TP] = Answered()
+        self._answered: AnswerMarks[TP] = AnswerMarks()
 
         async def deliver(message: Message) -> None:
             # Before it is handed on: one that a rebalance stops half way waits here until it is delivered again.
@@ -119,9 +119,9 @@ class _Consumer(driver.Consumer):
     async def _add_gap(self, tp: TP, offset_from: int, offset_to: int) -> None:
         """Holes mean nothing here."""
 
-    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        await super().on_partitions_revoked(revoked)
-        self._answered.forget(revoked)
+    async def on_partitions_revoked(self, partitions: set[TP]) -> None:
+        await super().on_partitions_revoked(partitions)
+        self._answered.forget(partitions)
 
     def _new_consumer_thread(self) -> _Thread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
@@ -179,7 +179,7 @@ def make_app(
                     await _deliver(publisher, answer, record, out)
             except Exception:
                 traceback.print_exc()
-                os._exit(BROKEN)
+                os._exit(FAILURE_EXIT)
             event.ack()
 
     return app
@@ -231,12 +231,12 @@ def _record(event: EventT[object]) -> Record:
 
 def credentials(options: Mapping[str, Any]) -> faust.SASLCredentials | faust.SSLCredentials | None:
     """librdkafka's security options as faust's. Raises ConfigError for what faust cannot do."""
-    known = {"security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
-    known |= {"ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
-    known |= {"ssl.endpoint.identification.algorithm"}
-    foreign = [name for name in options if name.startswith(("sasl.", "ssl.", "security.")) and name not in known]
-    if foreign:
-        raise ConfigError(f"[kafka.options] {', '.join(foreign)}: the reward role cannot honour it")
+    names = {"security.protocol", "sasl.mechanism", "sasl.mechanisms", "sasl.username", "sasl.password"}
+    names |= {"ssl.ca.location", "ssl.ca.pem", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
+    names |= {"ssl.endpoint.identification.algorithm"}
+    extras = [name for name in options if name.startswith(("sasl.", "ssl.", "security.")) and name not in names]
+    if extras:
+        raise ConfigError(f"[kafka.options] {', '.join(extras)}: the reward role cannot honour it")
     protocol = str(options.get("security.protocol", "plaintext")).lower()
     context = _tls(options) if protocol.endswith("ssl") else None
     if protocol.startswith("sasl"):
@@ -262,10 +262,10 @@ def _tls(options: Mapping[str, Any]) -> ssl.SSLContext:
             context.load_cert_chain(options["ssl.certificate.location"], key, options.get("ssl.key.password"))
     except OSError as error:
         raise ConfigError(f"[kafka.options] the files of TLS cannot be used: {error}") from error
-    verified = str(options.get("enable.ssl.certificate.verification", "true")).lower() != "false"
-    named = str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() != "none"
-    context.check_hostname = verified and named
-    context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE
+    has_checks = str(options.get("enable.ssl.certificate.verification", "true")).lower() != "false"
+    has_name_check = str(options.get("ssl.endpoint.identification.algorithm", "https")).lower() != "none"
+    context.check_hostname = has_checks and has_name_check
+    context.verify_mode = ssl.CERT_REQUIRED if has_checks else ssl.CERT_NONE
     return context
 
 

@@ -69,7 +69,7 @@ class AskedJudge:
         body = rubric.request(self.rubric, options.model, task, output, options.max_tokens, self._api, talk)
         try:
             async with asyncio.timeout(self._timeout_s):
-                reply = await self._asked(body)
+                reply = await self._ask(body)
         except (TimeoutError, EngineTimeout):
             return TIMEOUT
         except (EngineUnavailable, _Busy):
@@ -78,7 +78,7 @@ class AskedJudge:
             return Verdict(None, {}, None, None, f"refused: {reply.status}")
         return rubric.verdict(reply.body, rubric.number(self.rubric, task, output, talk), self._prices, self._api)
 
-    async def _asked(self, body: bytes) -> UpstreamReply:
+    async def _ask(self, body: bytes) -> UpstreamReply:
         """The reply, of the last try where others found the judge busy or away."""
         options, api = self._options, self._api
         key = options.key.get_secret_value()

@@ -16,7 +16,7 @@ from millrace.streams.reward.pool import Pool, Verdict
 from millrace.streams.reward.running import UnitTests
 
 JUDGE, TESTS = "judge", "tests"
-SETTLED = (JUDGE, TESTS)
+SETTINGS_VERIFIERS = (JUDGE, TESTS)
 """verifiers whose work is described in the settings"""
 
 

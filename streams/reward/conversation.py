@@ -45,30 +45,30 @@ class Conversations:
         self._claims = claims
         self._most = most
 
-    def of(self, end: Record, ended: Event) -> str | None:
+    def of(self, end: Record, episode: Event) -> str | None:
         """The calls of the episode that ended with this record, as JSON text; None where they are not all there, or do
         not fit. Raises BusError."""
-        start = self._bus.since(self._topic, began(ended["trajectory"]) - SLACK_US)[end.partition]
+        start = self._bus.since(self._topic, began(episode["trajectory"]) - SLACK_US)[end.partition]
         calls: list[JudgedCall] = []
         try:
-            for event in self._events(end, ended["trajectory"], start):
-                if event["body_encoding"] != "plain" or _blanked(event):
+            for event in self._events(end, episode["trajectory"], start):
+                if event["body_encoding"] != "plain" or _is_blank(event):
                     return None
                 calls.append(JudgedCall(event["id"], codec.decode_body("model_call", event["body"])))
         except (Unreadable, SchemaError):
             return None
-        return told(calls, self._most)
+        return text_of(calls, self._most)
 
     def _events(self, end: Record, trajectory: str, start: int) -> Iterator[Event]:
-        decode, wanted = Decoder(self._claims), trajectory.encode()
+        decode, header = Decoder(self._claims), trajectory.encode()
         for record in self._bus.read(self._topic, end.partition, start, end.offset):
-            if record.headers.get("kind") == b"model_call" and record.headers.get("trajectory") == wanted:
-                name, found = decode(record)
+            if record.headers.get("kind") == b"model_call" and record.headers.get("trajectory") == header:
+                name, content = decode(record)
                 if name == "Event":
-                    yield cast(Event, found)
+                    yield cast(Event, content)
 
 
-def _blanked(event: Event) -> bool:
+def _is_blank(event: Event) -> bool:
     """Whether refine put something else in the place of an event's text."""
     governance = event["governance"]
     return governance is not None and (governance["eligibility"] == "denied" or governance["redaction"] == "failed")
@@ -84,45 +84,47 @@ def began(trajectory: str) -> int:
     return (id.int >> 80) * 1000 if id.version == 7 else 0
 
 
-def told(calls: Sequence[JudgedCall], most: int) -> str | None:
+def text_of(calls: Sequence[JudgedCall], most: int) -> str | None:
     """The calls as one JSON text of at most so many bytes; None where there are none, where one goes on from a request
     that is not among them, and where not even the first and the last fit."""
     numbers = {call.event: number for number, call in enumerate(calls, 1)}
     if not calls or any((base := call.body["request_base"]) is not None and base not in numbers for call in calls):
         return None
-    superseded = {call.body["supersedes"] for call in calls} - {None}
-    shown = [
-        orjson.dumps({"call": number, **_shown(call.body, numbers, again=call.body["response_id"] in superseded)})
+    replaced_ids = {call.body["supersedes"] for call in calls} - {None}
+    entries = [
+        orjson.dumps(
+            {"call": number, **_call_fields(call.body, numbers, is_repeat=call.body["response_id"] in replaced_ids)}
+        )
         for number, call in enumerate(calls, 1)
     ]
-    whole = _listed(shown, 0)
-    if len(whole) <= most:
-        return whole.decode()
-    first, rest = shown[0], shown[1:]
-    room, kept = most - MARGIN - len(first), list[bytes]()
+    text = _calls_json(entries, 0)
+    if len(text) <= most:
+        return text.decode()
+    first, rest = entries[0], entries[1:]
+    room, tail = most - MARGIN - len(first), list[bytes]()
     for one in reversed(rest):
         room -= len(one) + 1
         if room < 0:
             break
-        kept.insert(0, one)
-    if room < 0 and not kept:
+        tail.insert(0, one)
+    if room < 0 and not tail:
         return None
-    return _listed([first, *kept], len(rest) - len(kept)).decode()
+    return _calls_json([first, *tail], len(rest) - len(tail)).decode()
 
 
-def _listed(shown: Sequence[bytes], left_out: int) -> bytes:
+def _calls_json(entries: Sequence[bytes], left_out: int) -> bytes:
     note = b'"calls_left_out_behind_the_first":%d,' % left_out if left_out else b""
-    return b"{" + note + b'"calls":[' + b",".join(shown) + b"]}"
+    return b"{" + note + b'"calls":[' + b",".join(entries) + b"]}"
 
 
-def _shown(call: ModelCall, numbers: dict[str, int], *, again: bool) -> JsonObject:
+def _call_fields(call: ModelCall, numbers: dict[str, int], *, is_repeat: bool) -> JsonObject:
     base = call["request_base"]
     out: JsonObject = {}
     if base is not None:
         out = {"goes_on_from_call": numbers[base], "repeats_of_it": call["request_kept"]}
     if call["opened"] == NOT_WHOLE:
         out["earlier_messages"] = "not known"
-    if again:
+    if is_repeat:
         out["asked_once_more"] = True
     return {**out, "request": _json(call["request"]), "response": _json(call["response"])}
 

@@ -44,15 +44,15 @@ class JudgeApi(NamedTuple):
 
     def read(self, body: bytes) -> JudgeReply:
         """What an answer says. Raises ValueError for what is no JSON object."""
-        found = orjson.loads(body)
-        if not isinstance(found, dict):
+        answer = orjson.loads(body)
+        if not isinstance(answer, dict):
             raise ValueError("no object")
-        return JudgeReply(_or_none(self.text, found), _or_none(self.usage, found) or (None, None))
+        return JudgeReply(_or_none(self.text, answer), _or_none(self.usage, answer) or (None, None))
 
 
-def _or_none(read: Callable[[dict[str, Any]], T], found: dict[str, Any]) -> T | None:
+def _or_none(read: Callable[[dict[str, Any]], T], answer: dict[str, Any]) -> T | None:
     try:
-        return read(found)
+        return read(answer)
     except (LookupError, TypeError, AttributeError):
         return None
 
@@ -69,43 +69,43 @@ def _messages(model: str, instructions: str, case: str, longest: int) -> JsonObj
 
 def _responses(model: str, instructions: str, case: str, longest: int) -> JsonObject:
     asked = [{"role": "user", "content": case}]
-    said: JsonObject = {"instructions": instructions, "input": asked, "store": False}
-    return {"model": model, "temperature": 0, "max_output_tokens": longest, **said}
+    content: JsonObject = {"instructions": instructions, "input": asked, "store": False}
+    return {"model": model, "temperature": 0, "max_output_tokens": longest, **content}
 
 
-def _chat_text(found: dict[str, Any]) -> str | None:
-    text: str | None = found["choices"][0]["message"]["content"]
+def _chat_text(answer: dict[str, Any]) -> str | None:
+    text: str | None = answer["choices"][0]["message"]["content"]
     return text
 
 
-def _messages_text(found: dict[str, Any]) -> str:
-    return "".join(part["text"] for part in found["content"] if part["type"] == "text")
+def _messages_text(answer: dict[str, Any]) -> str:
+    return "".join(part["text"] for part in answer["content"] if part["type"] == "text")
 
 
-def _responses_text(found: dict[str, Any]) -> str:
-    return "".join(part["text"] for part in _parts(found) if part["type"] == "output_text")
+def _responses_text(answer: dict[str, Any]) -> str:
+    return "".join(part["text"] for part in _parts(answer) if part["type"] == "output_text")
 
 
-def _parts(found: dict[str, Any]) -> Iterator[Any]:
-    for item in found["output"]:
+def _parts(answer: dict[str, Any]) -> Iterator[Any]:
+    for item in answer["output"]:
         if item["type"] == "message":
             yield from item["content"]
 
 
-def _chat_usage(found: dict[str, Any]) -> Usage:
-    usage = found["usage"]
+def _chat_usage(answer: dict[str, Any]) -> Usage:
+    usage = answer["usage"]
     return usage.get("prompt_tokens"), usage.get("completion_tokens")
 
 
-def _messages_usage(found: dict[str, Any]) -> Usage:
+def _messages_usage(answer: dict[str, Any]) -> Usage:
     """Tokens that were read from a cache, or written to one, are of the prompt too."""
-    usage = found["usage"]
-    cached = [usage.get(f"cache_{what}_input_tokens") or 0 for what in ("read", "creation")]
-    return usage["input_tokens"] + sum(cached), usage.get("output_tokens")
+    usage = answer["usage"]
+    cache_tokens = [usage.get(f"cache_{kind}_input_tokens") or 0 for kind in ("read", "creation")]
+    return usage["input_tokens"] + sum(cache_tokens), usage.get("output_tokens")
 
 
-def _responses_usage(found: dict[str, Any]) -> Usage:
-    usage = found["usage"]
+def _responses_usage(answer: dict[str, Any]) -> Usage:
+    usage = answer["usage"]
     return usage.get("input_tokens"), usage.get("output_tokens")
 
 

@@ -52,13 +52,13 @@ class Evaluator:
     """whether it is apart from the policy that it judges"""
 
 
-def reward_id(trajectory: str, who: Evaluator) -> str:
+def reward_id(trajectory: str, evaluator: Evaluator) -> str:
     """The id of the reward that an evaluator gives a trajectory: judging twice makes the same one."""
-    again = () if who.replay is None else (who.replay,)
-    return made_id("reward", trajectory, who.source, who.rubric, *again)
+    suffix = () if evaluator.replay is None else (evaluator.replay,)
+    return made_id("reward", trajectory, evaluator.source, evaluator.rubric, *suffix)
 
 
-def _of_none(end: Record, ended: Event) -> str | None:
+def _of_none(end: Record, episode: Event) -> str | None:
     """Of an episode of which something could not be recorded."""
     return None
 
@@ -88,55 +88,53 @@ class Judge:
 
     async def __call__(self, record: Record) -> Outgoing | None:
         """The reward to write into raw for a record of `events`, None when it is not ours to judge."""
-        ours = self._ours(record)
-        if ours is None:
+        subject = self._subject(record)
+        if subject is None:
             return None
-        event, ended = ours
+        event, end = subject
         episode: JsonObject = {
-            "task_id": ended["task_id"],
-            "status": ended["status"],
-            "stop_condition": ended["stop_condition"],
-            "steps": ended["steps"],
+            "task_id": end["task_id"],
+            "status": end["status"],
+            "stop_condition": end["stop_condition"],
+            "steps": end["steps"],
             "trajectory": event["trajectory"],
             "group": event["group"],
             "policy": event["policy"],
             "attempt": event["attempt"],
         }
         if self._conversations is not None:
-            read = self._conversations.of if ended["whole"] else _of_none
+            read = self._conversations.of if end["whole"] else _of_none
             episode["conversation"] = await asyncio.to_thread(read, record, event)
         with telemetry.span("millrace.reward", record.headers):
-            verdict = (
-                await self._pool.judge(ended["task"], ended["output"] or "", episode) if ended["task"] else NO_TASK
-            )
+            verdict = await self._pool.judge(end["task"], end["output"] or "", episode) if end["task"] else NO_TASK
         return self._answer(record, event, verdict)
 
     def too_large(self, record: Record) -> Outgoing | None:
         """The failure that stands in for a verdict which the log refused for its size."""
-        ours = self._ours(record)
-        return None if ours is None else self._answer(record, ours[0], Verdict(None, {}, None, None, TOO_LARGE))
+        subject = self._subject(record)
+        return None if subject is None else self._answer(record, subject[0], Verdict(None, {}, None, None, TOO_LARGE))
 
-    def _ours(self, record: Record) -> tuple[Event, EpisodeEnded] | None:
+    def _subject(self, record: Record) -> tuple[Event, EpisodeEnded] | None:
         """The event and the end of an episode that awaits our verdict."""
         if record.headers.get("kind") != b"episode_ended":
             return None
         try:
-            name, found = self._decode(record)
+            name, content = self._decode(record)
         except Unreadable:
             return None  # seal says so in a dead letter of its own
         if name != "Event":
             return None
-        event = cast(Event, found)
+        event = cast(Event, content)
         if event["policy"] != self._policy:
             return None
         if event["body_encoding"] != "plain" or event["trajectory"] != event["root_trajectory"]:
             return None
         try:
-            ended = codec.decode_body("episode_ended", event["body"])
+            end = codec.decode_body("episode_ended", event["body"])
         except SchemaError:
             return None  # seal says so, too
-        who = self._evaluator
-        return (event, ended) if who.replay is not None or who.source in ended["awaits"] else None
+        evaluator = self._evaluator
+        return (event, end) if evaluator.replay is not None or evaluator.source in end["awaits"] else None
 
     def _answer(self, record: Record, event: Event, verdict: Verdict) -> Outgoing:
         VERDICTS.add(1, source=self._evaluator.source, outcome=(verdict.failure or "judged").partition(":")[0])
@@ -144,42 +142,42 @@ class Judge:
         return self._outgoing(full_name(namespace, "raw"), record, event, self._reward(event, verdict))
 
     def _reward(self, event: Event, verdict: Verdict) -> Reward:
-        who = self._evaluator
+        evaluator = self._evaluator
         return {
-            "reward_id": reward_id(event["trajectory"], who),
+            "reward_id": reward_id(event["trajectory"], evaluator),
             "target_kind": "trajectory",
             "target": event["trajectory"],
             "span_start": None,
             "span_end": None,
-            "source": who.source,
-            "source_version": who.version,
-            "rubric_version": who.rubric,
+            "source": evaluator.source,
+            "source_version": evaluator.version,
+            "rubric_version": evaluator.rubric,
             "value": verdict.value,
             "components": verdict.components,
             "label": verdict.label,
             "failure": verdict.failure,
             "critique": verdict.critique,
             "supersedes": None,
-            "independent": who.independent,
+            "independent": evaluator.independent,
             "observed_at": self._clock(),
             "signal": verdict.signal,
             "confidence": verdict.confidence,
-            "replay": who.replay,
+            "replay": evaluator.replay,
         }
 
-    def _outgoing(self, topic: str, record: Record, ended: Event, reward: Reward) -> Outgoing:
-        whose = Belonging(
-            tenant=ended["tenant"],
-            policy=ended["policy"],
-            group=ended["group"],
-            root=ended["root_trajectory"],
-            trajectory=ended["trajectory"],
-            attempt=ended["attempt"],
-            split=ended["split"],
-            trace_id=ended["trace_id"],
+    def _outgoing(self, topic: str, record: Record, episode: Event, reward: Reward) -> Outgoing:
+        belonging = Belonging(
+            tenant=episode["tenant"],
+            policy=episode["policy"],
+            group=episode["group"],
+            root=episode["root_trajectory"],
+            trajectory=episode["trajectory"],
+            attempt=episode["attempt"],
+            split=episode["split"],
+            trace_id=episode["trace_id"],
         )
         draft = envelope.unlinked(
-            whose,
+            belonging,
             "reward",
             codec.encode_body("reward", reward),
             id=made_id("event", reward["reward_id"]),
@@ -188,10 +186,10 @@ class Judge:
             after=ChainLink(),
             happened=reward["observed_at"],
             captured=reward["observed_at"],
-            parent_event=ended["id"],
+            parent_event=episode["id"],
         )
         event = envelope.linked(draft)
-        headers = {name: said.encode() for name, said in envelope.headers_of(event).items()}
+        headers = {name: text.encode() for name, text in envelope.headers_of(event).items()}
         if self._key:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"]).encode()
         if "traceparent" in record.headers:

@@ -28,7 +28,7 @@ DEATH_SIGNAL, DUMPABLE, NO_NEW_PRIVILEGES = 1, 4, 38
 """of prctl(2)"""
 NEW_MOUNT, NEW_IPC, NEW_USER, NEW_PID, NEW_NETWORK = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 """of unshare(2)"""
-NO_SETUID, NO_DEVICES, NO_PROGRAMS, RECURSIVE, PRIVATE = 2, 4, 8, 0x4000, 0x40000
+NO_SETUID, NO_DEVICES, NO_PROGRAMS, RECURSIVE, PRIVATE_MOUNT = 2, 4, 8, 0x4000, 0x40000
 """of mount(2)"""
 SET_ATTRIBUTES, HERE, ALL_BELOW, READ_ONLY = 442, -100, 0x8000, 1
 """of mount_setattr(2), which has this number everywhere; kernels since 5.12 have it"""
@@ -70,8 +70,8 @@ class RunLimits(TypedDict):
 
 def main(options: RunLimits, command: list[str]) -> int:
     """Become the command, or wait for it. Returns only where it could not be started."""
-    for mine in (options["status"], options["report_fd"]) if options["isolated"] else (options["status"],):
-        os.set_inheritable(mine, False)
+    for descriptor in (options["status"], options["report_fd"]) if options["isolated"] else (options["status"],):
+        os.set_inheritable(descriptor, False)
     try:
         if options["isolated"]:
             enter()
@@ -133,7 +133,7 @@ def enter() -> None:
 
 def first(options: RunLimits, command: list[str]) -> NoReturn:
     """Be the first process of the namespaces: with its end the kernel ends all others."""
-    said = ""
+    words = ""
     try:
         call("prctl", DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the kernel keeps from a first process what it does not handle
@@ -141,37 +141,37 @@ def first(options: RunLimits, command: list[str]) -> NoReturn:
         call("prctl", DUMPABLE, 0, 0, 0, 0)
         child = begin(options, command) if command else 0
         say(options, "began")
-        said = f"ended {-signal.SIGKILL}"  # what is said if its program makes this one fail
-        said = watch(options, child) if child else "ended 0"
+        words = f"ended {-signal.SIGKILL}"  # what is said if its program makes this one fail
+        words = watch(options, child) if child else "ended 0"
         if options["report"]:
             copy_report(options)
     except (OSError, ValueError) as error:  # shutil's are OSErrors
-        said = said or f"refused {error}"
+        words = words or f"refused {error}"
     finally:
-        say(options, said or "refused")
+        say(options, words or "refused")
         os._exit(0)
 
 
 def furnish(work: str, space_bytes: int) -> None:
     """Processes, loopback and files of these namespaces: all is read-only, and `work` a copy in memory."""
-    given = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
+    source = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+    call("mount", None, b"/", None, RECURSIVE | PRIVATE_MOUNT, None)
     call("mount", b"proc", b"/proc", b"proc", NO_SETUID | NO_DEVICES | NO_PROGRAMS, None)
     attributes = struct.pack("QQQQ", READ_ONLY, 0, 0, 0)
     call("syscall", SET_ATTRIBUTES, HERE, b"/", ALL_BELOW, attributes, len(attributes))
     in_memory(work, space_bytes)
     if os.path.isdir("/dev/shm"):
         in_memory("/dev/shm", SHARED_BYTES)
-    shutil.copytree(f"/proc/self/fd/{given}", work, dirs_exist_ok=True)
-    os.close(given)
+    shutil.copytree(f"/proc/self/fd/{source}", work, dirs_exist_ok=True)
+    os.close(source)
     os.chdir(work)
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
 
 
 def in_memory(place: str, space_bytes: int) -> None:
-    told = f"size={space_bytes},nr_inodes={INODES},mode=0700"
-    call("mount", b"tmpfs", place.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, told.encode())
+    mount_options = f"size={space_bytes},nr_inodes={INODES},mode=0700"
+    call("mount", b"tmpfs", place.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, mount_options.encode())
 
 
 def begin(options: RunLimits, command: list[str]) -> int:
@@ -193,32 +193,32 @@ def begin(options: RunLimits, command: list[str]) -> int:
 def watch(options: RunLimits, child: int) -> str:
     """Wait for the command's end or end it, then all others. What is to be said of it."""
     end = time.monotonic() + options["timeout_s"]
-    said, looked = "", 0.0
-    while not said:
+    words, last_look = "", 0.0
+    while not words:
         signal.sigtimedwait({signal.SIGCHLD}, TICK_S)
-        said = reap(child)
+        words = reap(child)
         now = time.monotonic()
-        if not said and now >= end:
-            said = "timeout"
-        elif not said and now >= looked + TICK_S:
-            looked = now
-            taken, processes = used()
-            if taken > options["memory_bytes"] or processes > options["processes"]:
-                said = f"ended {-signal.SIGKILL}"
+        if not words and now >= end:
+            words = "timeout"
+        elif not words and now >= last_look + TICK_S:
+            last_look = now
+            size, processes = used()
+            if size > options["memory_bytes"] or processes > options["processes"]:
+                words = f"ended {-signal.SIGKILL}"
     try:
         os.kill(-1, signal.SIGKILL)
         while True:
             os.waitpid(-1, 0)
     except (ProcessLookupError, ChildProcessError):
-        return said
+        return words
 
 
 def reap(child: int) -> str:
     """Take what has ended; what is to be said if the command is among it."""
     try:
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                return f"ended {os.waitstatus_to_exitcode(ended[1])}"
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            if end[0] == child:
+                return f"ended {os.waitstatus_to_exitcode(end[1])}"
     except ChildProcessError:
         pass  # the command was among what was taken before
     return ""
@@ -232,10 +232,10 @@ def used() -> tuple[int, int]:
             continue
         try:
             with open(f"/proc/{name}/statm") as file:
-                _, resident, shared, *_ = file.read().split()
+                _, resident, shared_pages, *_ = file.read().split()
         except (OSError, ValueError):
             continue  # it ended
-        pages += int(resident) - int(shared)
+        pages += int(resident) - int(shared_pages)
         processes += 1
     return pages * resource.getpagesize(), processes
 
@@ -247,8 +247,8 @@ def copy_report(options: RunLimits) -> None:
     except OSError:
         return
     try:
-        found = os.fstat(handle)
-        if stat.S_ISREG(found.st_mode) and found.st_size <= options["report_bytes"]:
+        info = os.fstat(handle)
+        if stat.S_ISREG(info.st_mode) and info.st_size <= options["report_bytes"]:
             with os.fdopen(options["report_fd"], "wb") as out:
                 out.write(os.pread(handle, options["report_bytes"], 0))
     finally:
@@ -257,8 +257,8 @@ def copy_report(options: RunLimits) -> None:
 
 def call(name: str, *values: object) -> None:
     """A function of the C library. Raises OSError where it returns less than 0."""
-    given = [ctypes.c_long(value) if isinstance(value, int) else value for value in values]
-    if getattr(LIBC, name)(*given) < 0:
+    arguments = [ctypes.c_long(value) if isinstance(value, int) else value for value in values]
+    if getattr(LIBC, name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 

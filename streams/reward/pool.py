@@ -65,10 +65,10 @@ class Pool:
         try:
             verdict, failure = await asyncio.wrap_future(future)
         except FutureTimeout:
-            return _failed("timeout")
+            return _failure("timeout")
         except ProcessExpired:
-            return _failed("crash")
-        return _failed(failure) if failure else Verdict(**verdict, failure=None)
+            return _failure("crash")
+        return _failure(failure) if failure else Verdict(**verdict, failure=None)
 
     def close(self) -> None:
         """End the processes, whatever they do."""
@@ -79,21 +79,21 @@ class Pool:
 def begin(verifier: str, path: list[str]) -> None:
     """A process of the pool starts: it finds the modules that its parent finds."""
     sys.path[:] = path
-    _loaded(verifier)
+    _load(verifier)
 
 
 def run(verifier: str, task: str, output: str, episode: JsonObject) -> tuple[JsonObject, str]:
     """(verdict, failure or "") in a process of the pool."""
     try:
-        return normal(_loaded(verifier)(orjson.loads(task), output, episode)), ""
+        return normal(_load(verifier)(orjson.loads(task), output, episode)), ""
     except Exception as error:  # a verifier is the user's code: whatever it raises is a labelled failure
         return {}, f"error: {type(error).__name__}"
 
 
 @cache
-def _loaded(verifier: str) -> Verifier:
+def _load(verifier: str) -> Verifier:
     return load(verifier)
 
 
-def _failed(failure: str) -> Verdict:
+def _failure(failure: str) -> Verdict:
     return Verdict(None, {}, None, None, failure)

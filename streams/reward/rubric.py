@@ -23,10 +23,10 @@ from millrace.streams.reward.pool import Verdict
 UNREADABLE = "unreadable"
 """failure: the judge's reply is no verdict of the asked form"""
 KEYS = frozenset({"case", "score", "confidence", "critique", "criteria"})
-NEEDED = frozenset({"case", "score", "confidence"})
+NEEDED_KEYS = frozenset({"case", "score", "confidence"})
 FENCE = "```"
 CHAT = APIS["chat"]
-SPENT = "judge."
+COST_PREFIX = "judge."
 """how the names of costs begin, and that of no criterion"""
 INSTRUCTIONS = """\
 You judge the work of an agent by a rubric. You get one JSON object: `case`, the number of this case; `task`, what the
@@ -58,10 +58,10 @@ class JudgePrices(NamedTuple):
     completion: float = 0.0
 
 
-FREE = JudgePrices()
+NO_PRICES = JudgePrices()
 
 
-def told(rubric: str, *, conversation: bool = False) -> str:
+def brief(rubric: str, *, conversation: bool = False) -> str:
     """What a judge is told before its case."""
     before, mark, after = INSTRUCTIONS.rpartition("The rubric:")
     return (before + CONVERSATION + mark + after if conversation else INSTRUCTIONS) + rubric
@@ -69,7 +69,7 @@ def told(rubric: str, *, conversation: bool = False) -> str:
 
 def version(model: str, rubric: str, *, conversation: bool = False) -> str:
     """Names a judge by its model and by what it is told: another rubric is another version."""
-    return f"judge:{model}:{sha256(told(rubric, conversation=conversation).encode()).hexdigest()[:12]}"
+    return f"judge:{model}:{sha256(brief(rubric, conversation=conversation).encode()).hexdigest()[:12]}"
 
 
 def number(rubric: str, task: str, output: str, conversation: str | None = None) -> str:
@@ -95,19 +95,19 @@ def request(
     if conversation is not None:
         case["conversation"] = conversation
     # ASCII: half a surrogate pair in an output is an escape like any other.
-    instructions = told(rubric, conversation=conversation is not None)
+    instructions = brief(rubric, conversation=conversation is not None)
     return api.request(model, instructions, json.dumps(case), max_tokens)
 
 
-def verdict(body: bytes, case: str, prices: JudgePrices = FREE, api: JudgeApi = CHAT) -> Verdict:
+def verdict(body: bytes, case: str, prices: JudgePrices = NO_PRICES, api: JudgeApi = CHAT) -> Verdict:
     """What a reply says of a case; a failure `unreadable` where that is no verdict. Never raises."""
-    spent: dict[str, float] = {}
+    costs: dict[str, float] = {}
     try:
         reply = api.read(body)
-        spent = cost(reply.usage, prices)
-        return _verdict(reply.text, case, spent)
+        costs = cost(reply.usage, prices)
+        return _verdict(reply.text, case, costs)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return Verdict(None, spent, None, None, UNREADABLE)
+        return Verdict(None, costs, None, None, UNREADABLE)
 
 
 def cost(usage: Usage, prices: JudgePrices) -> dict[str, float]:
@@ -117,34 +117,45 @@ def cost(usage: Usage, prices: JudgePrices) -> dict[str, float]:
     )
     if prompt is None or completion is None:
         return {}
-    spent = {"judge.prompt_tokens": prompt, "judge.completion_tokens": completion}
+    costs = {"judge.prompt_tokens": prompt, "judge.completion_tokens": completion}
     if any(prices):
-        spent["judge.cost"] = (prompt * prices.prompt + completion * prices.completion) / 1e6
-    return spent
+        costs["judge.cost"] = (prompt * prices.prompt + completion * prices.completion) / 1e6
+    return costs
 
 
-def _verdict(content: object, case: str, spent: dict[str, float]) -> Verdict:
+def _verdict(content: object, case: str, costs: dict[str, float]) -> Verdict:
     """Raises ValueError for any text that is no verdict on this case."""
     if not isinstance(content, str):
         raise ValueError("no text")
-    found = json.loads(_unfenced(content), object_pairs_hook=_once, parse_constant=_refused)
-    if not isinstance(found, dict) or not set(found) >= NEEDED or not set(found) <= KEYS or found["case"] != case:
+    answer = json.loads(_without_fence(content), object_pairs_hook=_once, parse_constant=_refuse)
+    if (
+        not isinstance(answer, dict)
+        or not set(answer) >= NEEDED_KEYS
+        or not set(answer) <= KEYS
+        or answer["case"] != case
+    ):
         raise ValueError("another form")
-    critique, criteria = found.get("critique"), found.get("criteria")
+    critique, criteria = answer.get("critique"), answer.get("criteria")
     if not isinstance(critique, str | None) or not isinstance(criteria, dict | None):
         raise ValueError("another form")
     if len(criteria or {}) > bounds.NAMES - 3 or any(len(name.encode()) > bounds.NAME_BYTES for name in criteria or {}):
         raise ValueError("too many criteria")
-    if any(name.startswith(SPENT) for name in criteria or {}):
+    if any(name.startswith(COST_PREFIX) for name in criteria or {}):
         raise ValueError("a criterion that passes for a cost")
     parts = {name: _share(value) for name, value in (criteria or {}).items()}
     words = None if critique is None else critique.encode("utf-8", "replace").decode()
     return Verdict(
-        _share(found["score"]), parts | spent, None, words, None, confidence=_share(found["confidence"]), signal="judge"
+        _share(answer["score"]),
+        parts | costs,
+        None,
+        words,
+        None,
+        confidence=_share(answer["confidence"]),
+        signal="judge",
     )
 
 
-def _unfenced(text: str) -> str:
+def _without_fence(text: str) -> str:
     """The text without one fence around the whole of it, which many models write."""
     text = text.strip()
     if text.startswith(FENCE) and text.endswith(FENCE) and "\n" in text:
@@ -162,7 +173,7 @@ def _once(pairs: Iterable[tuple[str, Json]]) -> JsonObject:
     return out
 
 
-def _refused(name: str) -> float:
+def _refuse(name: str) -> float:
     raise ValueError(name)
 
 

@@ -22,7 +22,7 @@ REMOVE_S = 10.0
 @contextmanager
 def directory() -> Iterator[Path]:
     """A new directory that is gone afterwards. Raises OSError where none can be made."""
-    path, handle = _locked()
+    path, handle = _lock_new()
     try:
         yield path
     finally:
@@ -34,9 +34,9 @@ def directory() -> Iterator[Path]:
 
 def sweep(parent: Path | None = None) -> int:
     """Remove the directories of runs whose process is gone. Returns how many."""
-    removed = 0
-    with os.scandir(parent or tempfile.gettempdir()) as found:
-        names = [one.path for one in found if one.name.startswith(PREFIX)]
+    count = 0
+    with os.scandir(parent or tempfile.gettempdir()) as entries:
+        names = [one.path for one in entries if one.name.startswith(PREFIX)]
     for path in names:
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -44,10 +44,10 @@ def sweep(parent: Path | None = None) -> int:
                 if os.fstat(handle).st_uid == os.getuid():
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove(Path(path), handle)
-                    removed += not os.path.lexists(path)
+                    count += not os.path.lexists(path)
             finally:
                 os.close(handle)
-    return removed
+    return count
 
 
 def remove(path: Path, handle: int) -> None:
@@ -67,11 +67,11 @@ def _flatten(top: int, name: str, number: int) -> int:
     if not stat.S_ISDIR(os.stat(name, dir_fd=top, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=top)
         return number
-    inner = _opened(top, name)
+    inner = _open_inner(top, name)
     try:
         for child in os.listdir(inner):
             if stat.S_ISDIR(os.stat(child, dir_fd=inner, follow_symlinks=False).st_mode):
-                os.close(_opened(inner, child))  # a directory moves only where it may be written
+                os.close(_open_inner(inner, child))  # a directory moves only where it may be written
             os.rename(child, f"{os.getpid()}-{time.monotonic_ns()}-{number}", src_dir_fd=inner, dst_dir_fd=top)
             number += 1
     finally:
@@ -81,17 +81,17 @@ def _flatten(top: int, name: str, number: int) -> int:
     return number
 
 
-def _opened(parent: int, name: str) -> int:
+def _open_inner(parent: int, name: str) -> int:
     """A directory, which its owner may read and write from then on."""
-    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{found}", 0o700)
-        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY)
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_DIRECTORY)
     finally:
-        os.close(found)
+        os.close(handle)
 
 
-def _locked() -> tuple[Path, int]:
+def _lock_new() -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -52,7 +52,7 @@ GRACE_S = 30.0
 """that a run in namespaces has to start and to end beside its own time"""
 TICK_S = 0.01
 SAID_BYTES = 4096
-PRINTED = 8000
+TAIL_BYTES = 8000
 """bytes at the end of what a run printed that are read"""
 
 
@@ -67,7 +67,7 @@ class UnitTests:
             raise RewardError(f"verifier tests: there is no command {options.command[0]!r} here")
         self._options = options
         self._timeout_s = timeout_s
-        self._isolated = options.namespaces and not refused()
+        self._isolated = options.namespaces and not namespace_fault()
         if not self._isolated:
             log.warning("verifier tests: %s", weak(options))
             _hide()
@@ -78,41 +78,41 @@ class UnitTests:
     def version(self) -> str:
         """Names the command and how its end is read."""
         options = self._options
-        said = json.dumps([options.command, options.program, options.report])
-        return f"tests:{sha256(said.encode()).hexdigest()[:12]}"
+        text = json.dumps([options.command, options.program, options.report])
+        return f"tests:{sha256(text.encode()).hexdigest()[:12]}"
 
     async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what task or output hold."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._judged, task, output)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._judge, task, output)
 
     def close(self) -> None:
         """Wait for the runs that began."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _judged(self, task: str, output: str) -> Verdict:
-        reported = bool(self._options.report)
+    def _judge(self, task: str, output: str) -> Verdict:
+        by_report = bool(self._options.report)
         try:
-            found = orjson.loads(task)
-            told = found if isinstance(found, dict) else {}
-            given, least = files(told, self._options.program), count(told)
+            content = orjson.loads(task)
+            fields = content if isinstance(content, dict) else {}
+            test_files, least = files(fields, self._options.program), count(fields)
         except orjson.JSONDecodeError:
-            return _failed("error: JSONDecodeError")
+            return _failure("error: JSONDecodeError")
         except ValueError as failure:
-            return _failed(str(failure))
+            return _failure(str(failure))
         try:
-            ran = self._run(given, program(output))
+            ran = self._run(test_files, program(output))
         except Exception as error:  # the files of a task are anybody's; what its program does, `run` answers for
             log.warning("verifier tests: a run could not be made: %s", type(error).__name__)
-            return _failed(f"error: {type(error).__name__}")
-        if ran.how is How.NOT_STARTED:
-            log.warning("verifier tests: the command could not be started: %s", ran.printed)
-        return verdict(ran, reported=reported, count=least)
+            return _failure(f"error: {type(error).__name__}")
+        if ran.how is How.NO_START:
+            log.warning("verifier tests: the command could not be started: %s", ran.output)
+        return verdict(ran, by_report=by_report, count=least)
 
-    def _run(self, given: Mapping[str, str], source: str) -> Ran:
+    def _run(self, test_files: Mapping[str, str], source: str) -> Ran:
         options = self._options
         with run_folders.directory() as around:
             work = around / "work"
-            for name, text in {options.program: source, **given}.items():
+            for name, text in {options.program: source, **test_files}.items():
                 path = work / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, errors="replace")
@@ -122,35 +122,39 @@ class UnitTests:
                 timeout_s=self._timeout_s,
                 memory_bytes=options.memory_mb << 20,
                 report=options.report,
-                isolated=self._isolated,
+                is_boxed=self._isolated,
             )
 
 
 @cache
-def refused() -> str:
+def namespace_fault() -> str:
     """Why programs cannot run in namespaces of their own here, empty where they can. Asked of the kernel once."""
     try:
         with run_folders.directory() as work:
-            ran = run((), work, timeout_s=GRACE_S, memory_bytes=1 << 30, report="", isolated=True)
+            ran = run((), work, timeout_s=GRACE_S, memory_bytes=1 << 30, report="", is_boxed=True)
     except OSError as error:
         return str(error)
-    return "" if (ran.how, ran.status) == (How.EXITED, 0) else ran.printed or "they did not start"
+    return "" if (ran.how, ran.status) == (How.EXIT, 0) else ran.output or "they did not start"
 
 
 def weak(options: RewardTests) -> str:
     """Why and how little programs are kept apart here, in a line; empty where they run in namespaces."""
-    why = refused() if options.namespaces else "[reward.tests] namespaces is off"
+    why = namespace_fault() if options.namespaces else "[reward.tests] namespaces is off"
     return why and f"programs run with the rights of the reward role and its network, in no namespaces ({why})"
 
 
 def run(
-    command: tuple[str, ...], work: Path, *, timeout_s: float, memory_bytes: int, report: str, isolated: bool
+    command: tuple[str, ...], work: Path, *, timeout_s: float, memory_bytes: int, report: str, is_boxed: bool
 ) -> Ran:
     """Run a command in `work`. report: name of the file below `work` that it writes one into, empty for none. isolated:
     in namespaces of its own. Raises OSError where nothing could be started."""
-    status, theirs = os.pipe()
+    status, child_end = os.pipe()
     token = secrets.token_hex(8)
-    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as reported, os.fdopen(status, "rb") as said:
+    with (
+        tempfile.TemporaryFile() as output_file,
+        tempfile.TemporaryFile() as report_file,
+        os.fdopen(status, "rb") as status_file,
+    ):
         os.set_blocking(status, False)  # a program may hold the other end for as long as it likes
         options: limit_command.RunLimits = {
             "cpu_s": max(1, round(timeout_s) + 1),
@@ -159,13 +163,13 @@ def run(
             "files": FILES,
             "parent": os.getpid(),
             "token": token,
-            "status": theirs,
-            "isolated": isolated,
+            "status": child_end,
+            "isolated": is_boxed,
             "timeout_s": timeout_s,
             "space_bytes": SPACE_BYTES,
             "processes": PROCESSES,
             "report": report,
-            "report_fd": reported.fileno(),
+            "report_fd": report_file.fileno(),
             "report_bytes": REPORT_BYTES,
         }
         try:
@@ -173,38 +177,38 @@ def run(
                 [sys.executable, "-I", "-S", LAUNCHER, json.dumps(options), *command],
                 cwd=work,
                 stdin=subprocess.DEVNULL,
-                stdout=printed,
+                stdout=output_file,
                 stderr=subprocess.STDOUT,
                 env=environment(work),
-                pass_fds=(theirs, reported.fileno()) if isolated else (theirs,),
+                pass_fds=(child_end, report_file.fileno()) if is_boxed else (child_end,),
                 start_new_session=True,
             )
         finally:
-            os.close(theirs)
-        in_time = _ended(process, timeout_s + GRACE_S if isolated else timeout_s)
-        how, ended = _how(said.read(SAID_BYTES) or b"", token, process.returncode, in_time, isolated)
-        if how is How.NOT_STARTED:
-            return Ran(how, process.returncode, ended, None)
-        found = None
+            os.close(child_end)
+        in_time = _await_end(process, timeout_s + GRACE_S if is_boxed else timeout_s)
+        how, end = _how(status_file.read(SAID_BYTES) or b"", token, process.returncode, in_time, is_boxed)
+        if how is How.NO_START:
+            return Ran(how, process.returncode, end, None)
+        content = None
         if report:
-            found = os.pread(reported.fileno(), REPORT_BYTES, 0) if isolated else _report(work, report)
-        return Ran(how, int(ended), _tail(printed.fileno()), found)
+            content = os.pread(report_file.fileno(), REPORT_BYTES, 0) if is_boxed else _report(work, report)
+        return Ran(how, int(end), _tail(output_file.fileno()), content)
 
 
-def _how(said: bytes, token: str, status: int, in_time: bool, isolated: bool) -> tuple[How, str]:
-    """How a run ended, and its exit status, or why it did not start. said: by the launcher; in no namespaces perhaps by
+def _how(text: bytes, token: str, status: int, in_time: bool, is_boxed: bool) -> tuple[How, str]:
+    """How a run ended, and its exit status, or why it did not start. text: by the launcher; in no namespaces perhaps by
     the program too, which does not know the token. status: the launcher's, which is the command's in no namespaces."""
-    lines = (line.partition(" ") for line in said.decode(errors="replace").splitlines())
+    lines = (line.partition(" ") for line in text.decode(errors="replace").splitlines())
     words = {word: rest for first, _, line in lines if first == token for word, _, rest in (line.partition(" "),)}
     if "refused" in words:
-        return How.NOT_STARTED, words["refused"]
-    if not isolated:
-        return (How.EXITED if in_time else How.TIMEOUT), str(status)
+        return How.NO_START, words["refused"]
+    if not is_boxed:
+        return (How.EXIT if in_time else How.TIMEOUT), str(status)
     if "began" not in words:
-        return How.NOT_STARTED, "it did not begin"
+        return How.NO_START, "it did not begin"
     if "timeout" in words or not in_time:
         return How.TIMEOUT, str(-signal.SIGKILL)
-    return How.EXITED, words.get("ended", str(-signal.SIGKILL))
+    return How.EXIT, words.get("ended", str(-signal.SIGKILL))
 
 
 def environment(work: Path) -> dict[str, str]:
@@ -219,11 +223,11 @@ def environment(work: Path) -> dict[str, str]:
     }
 
 
-def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     """Wait, end the whole process group, and then the wait: until then nobody else can have the group's number."""
     deadline = time.monotonic() + timeout_s
     try:
-        while not (ended := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+        while not (end := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
             if time.monotonic() >= deadline:
                 break
             time.sleep(TICK_S)
@@ -232,12 +236,12 @@ def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
-    return ended is not None
+    return end is not None
 
 
-def _tail(printed: int) -> str:
-    size = os.fstat(printed).st_size
-    return os.pread(printed, PRINTED, max(0, size - PRINTED)).decode(errors="replace")
+def _tail(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
 
 
 def _report(work: Path, name: str) -> bytes | None:
@@ -247,14 +251,14 @@ def _report(work: Path, name: str) -> bytes | None:
     except OSError:
         return None
     try:
-        found = os.fstat(handle)
-        fits = stat.S_ISREG(found.st_mode) and found.st_size <= REPORT_BYTES
+        info = os.fstat(handle)
+        fits = stat.S_ISREG(info.st_mode) and info.st_size <= REPORT_BYTES
         return os.pread(handle, REPORT_BYTES, 0) if fits else None
     finally:
         os.close(handle)
 
 
-def _failed(failure: str) -> Verdict:
+def _failure(failure: str) -> Verdict:
     return Verdict(None, {}, None, None, failure)
 
 

@@ -20,16 +20,16 @@ def run(settings: Settings) -> None:
     from millrace.streams.reward.agents import make_app, run_app
 
     reward = settings.reward
-    chosen = choose(reward)
-    evaluator = Evaluator(reward.source, chosen.version, reward.rubric, independent=independent(reward))
+    verifier = choose(reward)
+    evaluator = Evaluator(reward.source, verifier.version, reward.rubric, independent=independent(reward))
     key = reward.key.get_secret_value()
     claims = ClaimStore(settings.claims)
     events = full_name(settings.namespace, "events")
     try:
         with connect(settings) as bus:
             bus.partitions(events)  # faust would go on trying what cannot work
-            read = conversations(chosen, bus, events, claims)
-            judge = Judge(chosen, evaluator, settings.policy.name, claims, key=key, conversations=read)
+            read = conversations(verifier, bus, events, claims)
+            judge = Judge(verifier, evaluator, settings.policy.name, claims, key=key, conversations=read)
             app = make_app(
                 full_name(settings.namespace, f"{settings.policy.name}.reward-{reward.source}"),
                 events,
@@ -42,4 +42,4 @@ def run(settings: Settings) -> None:
             )
             run_app(app)
     finally:
-        chosen.close()
+        verifier.close()

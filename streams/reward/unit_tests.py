@@ -27,9 +27,9 @@ NO_TESTS = "no_tests"
 """failure: the task has none"""
 BAD_TESTS = "bad_tests"
 """failure: the task's tests are no files with relative names, or one has the program's name"""
-NOT_STARTED = "not_started"
+NO_START = "not_started"
 """failure: the command could not be started"""
-NOT_PASSED = ("failure", "error", "skipped")
+FAILURE_TAGS = ("failure", "error", "skipped")
 """what a test that did not pass has in a JUnit report; pytest writes an expected failure as skipped"""
 TESTS = 1_000_000
 """most tests that a task may say it has"""
@@ -42,9 +42,9 @@ _CLOSES = re.compile(r"[ \t]*(`{3,})[ \t]*")
 class How(Enum):
     """How a run of tests ended."""
 
-    EXITED = "exited"
+    EXIT = "exited"
     TIMEOUT = "timeout"
-    NOT_STARTED = "not_started"
+    NO_START = "not_started"
 
 
 class Ran(NamedTuple):
@@ -53,7 +53,7 @@ class Ran(NamedTuple):
 
     how: How
     status: int
-    printed: str
+    output: str
     report: bytes | None
 
 
@@ -63,15 +63,15 @@ def program(output: str) -> str:
     lines = output.split("\n")
     closing = [len(fence[1]) if (fence := _CLOSES.fullmatch(line)) else 0 for line in lines]
     longest = [0, *accumulate(reversed(closing), max)][::-1]  # of the fences from a line on
-    found: tuple[int, int] | None = None
+    block: tuple[int, int] | None = None
     start = ticks = 0
     for at, line in enumerate(lines):
         if ticks:
             if closing[at] >= ticks:
-                found, ticks = (start, at), 0
+                block, ticks = (start, at), 0
         elif (fence := _OPENS.fullmatch(line)) and longest[at + 1] >= len(fence[1]):
             start, ticks = at + 1, len(fence[1])
-    return output if found is None else "".join(f"{line}\n" for line in lines[slice(*found)])
+    return output if block is None else "".join(f"{line}\n" for line in lines[slice(*block)])
 
 
 def files(task: Mapping[str, object], name: str) -> dict[str, str]:
@@ -79,42 +79,42 @@ def files(task: Mapping[str, object], name: str) -> dict[str, str]:
     tests = task.get("tests")
     if tests is None:
         raise ValueError(NO_TESTS)
-    found = tests.get("files") if isinstance(tests, dict) else None
-    if not isinstance(found, dict) or len(found) > bounds.NAMES:
+    texts = tests.get("files") if isinstance(tests, dict) else None
+    if not isinstance(texts, dict) or len(texts) > bounds.NAMES:
         raise ValueError(BAD_TESTS)
-    if not found:
+    if not texts:
         raise ValueError(NO_TESTS)
-    for path, text in found.items():
+    for path, text in texts.items():
         if not isinstance(text, str) or not _is_below(path) or PurePosixPath(path) == PurePosixPath(name):
             raise ValueError(BAD_TESTS)
-    return dict(found)
+    return dict(texts)
 
 
 def count(task: Mapping[str, object]) -> int:
     """How many tests a task says it has, 0 where it does not say. Raises ValueError with the failure."""
-    said = mapping(task.get("tests")).get("count", 0)
-    if type(said) is not int or not 0 <= said <= TESTS:
+    number = mapping(task.get("tests")).get("count", 0)
+    if type(number) is not int or not 0 <= number <= TESTS:
         raise ValueError(BAD_TESTS)
-    return said
+    return number
 
 
-def verdict(ran: Ran, *, reported: bool, count: int = 0) -> Verdict:
-    """What a run says of the program. reported: the value is the share of tests that its JUnit report shows as passed,
+def verdict(ran: Ran, *, by_report: bool, count: int = 0) -> Verdict:
+    """What a run says of the program. by_report: the value is the share of tests that its JUnit report shows as passed,
     of `count` at least; else 1 where the command ended with status 0."""
-    if ran.how is How.NOT_STARTED:
-        return Verdict(None, {}, None, None, NOT_STARTED)
-    words = ran.printed[-TAIL:] or None
-    passed, total = _counts(ran.report, count) if reported else (int(ran.status == 0), 1)
-    if ran.status not in (0, 1) or (ran.status == 1 and passed == total):
-        passed = 0  # its tests were stopped, or it says that one failed which the report does not show
+    if ran.how is How.NO_START:
+        return Verdict(None, {}, None, None, NO_START)
+    words = ran.output[-TAIL:] or None
+    passes, total = _counts(ran.report, count) if by_report else (int(ran.status == 0), 1)
+    if ran.status not in (0, 1) or (ran.status == 1 and passes == total):
+        passes = 0  # its tests were stopped, or it says that one failed which the report does not show
     if ran.how is How.TIMEOUT:
-        label, passed = "timeout", 0
+        label, passes = "timeout", 0
     elif ran.status < 0:
-        label, passed = "killed", 0
+        label, passes = "killed", 0
     else:
-        label = "passed" if total and passed == total else "failed"
-    parts = {"tests.passed": float(passed), "tests.total": float(total)} if reported else {}
-    value = passed / total if total else 0.0
+        label = "passed" if total and passes == total else "failed"
+    parts = {"tests.passed": float(passes), "tests.total": float(total)} if by_report else {}
+    value = passes / total if total else 0.0
     return Verdict(value, parts, label, words, None, confidence=1.0, signal="deterministic_check")
 
 
@@ -126,8 +126,8 @@ def _counts(report: bytes | None, least: int) -> tuple[int, int]:
         cases = list(ET.fromstring(report).iter("testcase"))  # expat itself refuses bombs of entities
     except (ET.ParseError, ValueError, LookupError):
         return 0, least
-    passed = sum(all(case.find(word) is None for word in NOT_PASSED) for case in cases)
-    return passed, max(len(cases), least)
+    passes = sum(all(case.find(word) is None for word in FAILURE_TAGS) for case in cases)
+    return passes, max(len(cases), least)
 
 
 def _is_below(path: str) -> bool:

@@ -33,8 +33,8 @@ Verifier = Callable[[JsonObject, str, JsonObject], float | Mapping[str, Any]]
 
 def exact(task: Mapping[str, Any], output: str, episode: JsonObject) -> float:
     """1 when the output is the task's `answer` (or one of its `answers`), spaces at the ends aside."""
-    wanted = task["answers"] if "answers" in task else [task["answer"]]
-    return float(any(output.strip() == str(answer).strip() for answer in wanted))
+    answers = task["answers"] if "answers" in task else [task["answer"]]
+    return float(any(output.strip() == str(answer).strip() for answer in answers))
 
 
 def mathematics(task: JsonObject, output: str, episode: JsonObject) -> float:
@@ -45,39 +45,39 @@ def mathematics(task: JsonObject, output: str, episode: JsonObject) -> float:
     # Its own timeouts use signals, which only main threads have; the pool ends what takes too long.
     gold = parse(f"${task['answer']}$", parsing_timeout=None)
     if (hedge := _HEDGE.search(output)) is not None:
-        one, other = (parse(f"${number}$", parsing_timeout=None) for number in hedge.groups())
-        if not verify(one, other, timeout_seconds=None):
+        first, second = (parse(f"${number}$", parsing_timeout=None) for number in hedge.groups())
+        if not verify(first, second, timeout_seconds=None):
             return 0.0
     return float(bool(verify(gold, parse(output, parsing_timeout=None), timeout_seconds=None)))
 
 
-OURS: Mapping[str, Verifier] = {"exact": exact, "math": mathematics}
+BUILT_IN: Mapping[str, Verifier] = {"exact": exact, "math": mathematics}
 
 
 def load(name: str) -> Verifier:
     """The verifier called `exact`, `math` or `module:function`. Raises RewardError when there is none."""
-    if name in OURS:
-        return OURS[name]
-    found: Verifier = load_function(name, "verifier", "my_rewards.sort:check, or one of exact and math", RewardError)
-    return found
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    verifier: Verifier = load_function(name, "verifier", "my_rewards.sort:check, or one of exact and math", RewardError)
+    return verifier
 
 
 def normal(answer: object) -> dict[str, Any]:
     """A verdict with value, components, label, critique, confidence and signal. Raises ValueError for what is none."""
-    given: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"value": answer}
-    unknown = set(given) - PARTS
+    fields: Mapping[str, Any] = answer if isinstance(answer, Mapping) else {"value": answer}
+    unknown = set(fields) - PARTS
     if unknown:
         raise ValueError(f"a verdict has no {', '.join(sorted(map(str, unknown)))}")
-    parts = dict(given.get("components") or {})
+    parts = dict(fields.get("components") or {})
     if len(parts) > bounds.NAMES:
         raise ValueError(f"a verdict has at most {bounds.NAMES} components")
     return {
-        "value": _number(given.get("value")),
+        "value": _number(fields.get("value")),
         "components": {_name(name): _number(part) for name, part in parts.items()},
-        "label": _text(given.get("label")),
-        "critique": _text(given.get("critique")),
-        "confidence": _confidence(given.get("confidence")),
-        "signal": _signal(given.get("signal")),
+        "label": _text(fields.get("label")),
+        "critique": _text(fields.get("critique")),
+        "confidence": _confidence(fields.get("confidence")),
+        "signal": _signal(fields.get("signal")),
     }
 
 

@@ -54,20 +54,20 @@ class _Trace:
     versions: list[_Values] = field(default_factory=list)
     length: int = 0
     pieces: list[_Piece] = field(default_factory=list)
-    gone: list[str] = field(default_factory=list)
+    cut_responses: list[str] = field(default_factory=list)
     """responses that a later call cut off whole"""
     calls: list[str] = field(default_factory=list)
 
     def cut(self, keep: int) -> None:
         for parts in (self.tokens, self.mask, self.logprobs, self.versions):
-            left = keep
+            rest = keep
             for n, part in enumerate(parts):
-                if left < len(part):
-                    parts[n:] = [part[:left]] if left else []
+                if rest < len(part):
+                    parts[n:] = [part[:rest]] if rest else []
                     break
-                left -= len(part)
+                rest -= len(part)
         self.length = keep
-        self.gone += [piece.response for piece in self.pieces if piece.start >= keep]
+        self.cut_responses += [piece.response for piece in self.pieces if piece.start >= keep]
         self.pieces = [piece for piece in self.pieces if piece.start < keep]
 
     def extend(self, tokens: _Values, mask: _Values, logprobs: _Values, versions: _Values) -> None:
@@ -83,7 +83,7 @@ class AssembledSample:
     """The lineages of one sample that hold a trainable token."""
 
     lineages: list[Lineage]
-    excluded: list[str]
+    exclusions: list[str]
     """`response:reason`"""
     v_head: int
     """oldest version among trainable tokens, -1 when there are none"""
@@ -97,23 +97,23 @@ class AssembledSample:
 
 def assemble(calls: Sequence[TracedCall]) -> AssembledSample:
     """The traces of one sample's calls, in the order of the log."""
-    superseded = {call["supersedes"] for call in calls if call["supersedes"]}
+    superseded_ids = {call["supersedes"] for call in calls if call["supersedes"]}
     traces: dict[str, _Trace] = {}
-    excluded: list[str] = []
+    exclusions: list[str] = []
     for call in calls:
         trace = traces.setdefault(call["lineage"], _Trace())
-        reason = _add(trace, call, call["response"] in superseded)
+        reason = _add(trace, call, call["response"] in superseded_ids)
         if reason is not None:
-            excluded.append(f"{call['response']}:{reason}")
+            exclusions.append(f"{call['response']}:{reason}")
     lineages: list[Lineage] = []
     heads, tails, trainable, length = [], [], 0, 0
     for name, trace in traces.items():
-        mask = _joined(trace.mask, "uint8")
+        mask = _join(trace.mask, "uint8")
         count = int(mask.sum())
-        excluded += [f"{response}:cut" for response in trace.gone]
+        exclusions += [f"{response}:cut" for response in trace.cut_responses]
         if not count:
             continue
-        versions = _joined(trace.versions, "int32")
+        versions = _join(trace.versions, "int32")
         used = versions[mask == 1]
         heads.append(int(used.min()))
         tails.append(int(used.max()))
@@ -122,21 +122,21 @@ def assemble(calls: Sequence[TracedCall]) -> AssembledSample:
         lineages.append(
             {
                 "id": name,
-                "tokens": arrays.pack(_joined(trace.tokens, "int32")),
+                "tokens": arrays.pack(_join(trace.tokens, "int32")),
                 "mask": arrays.pack(mask),
-                "logprobs": arrays.pack(_joined(trace.logprobs, "float32")),
+                "logprobs": arrays.pack(_join(trace.logprobs, "float32")),
                 "versions": arrays.pack(versions),
                 "calls": trace.calls,
             }
         )
-    return AssembledSample(lineages, excluded, min(heads, default=-1), max(tails, default=-1), trainable, length)
+    return AssembledSample(lineages, exclusions, min(heads, default=-1), max(tails, default=-1), trainable, length)
 
 
-def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:
+def _add(trace: _Trace, call: TracedCall, is_superseded: bool) -> str | None:
     """Append a call; the reason why nothing of it may train, else None."""
     try:
-        prompt, output = _unpacked(call["prompt"], "int32"), _unpacked(call["output"], "int32")
-        logprobs, versions = _unpacked(call["logprobs"], "float32"), _unpacked(call["versions"], "int32")
+        prompt, output = _unpack(call["prompt"], "int32"), _unpack(call["output"], "int32")
+        logprobs, versions = _unpack(call["logprobs"], "float32"), _unpack(call["versions"], "int32")
     except CorruptRecord:
         return "ragged"
     if not len(output) == len(logprobs) == len(versions):
@@ -149,7 +149,7 @@ def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:
     trace.extend(prompt, np.zeros(zeros, np.uint8), np.zeros(zeros, np.float32), np.full(zeros, -1, np.int32))
     finite = np.isfinite(logprobs)
     mask = ((versions >= 0) & finite).astype(np.uint8)
-    if superseded or call["why"]:
+    if is_superseded or call["why"]:
         mask[:] = 0
     if mask.any():
         trace.pieces.append(_Piece(call["response"], trace.length + int(mask.argmax())))
@@ -158,16 +158,16 @@ def _add(trace: _Trace, call: TracedCall, superseded: bool) -> str | None:
         return None
     if call["why"]:
         return str(call["why"])
-    if superseded:
+    if is_superseded:
         return "superseded"
     return "no_tokens" if not len(output) else "unknown_version" if (versions < 0).all() else "bad_logprobs"
 
 
-def _unpacked(array: Array, dtype: str) -> _Values:
+def _unpack(array: Array, dtype: str) -> _Values:
     if array["dtype"] != dtype:
         raise CorruptRecord(f"an array of {array['dtype']} where {dtype} belongs")
     return arrays.unpack(array)
 
 
-def _joined(parts: Sequence[_Values], dtype: str) -> _Values:
+def _join(parts: Sequence[_Values], dtype: str) -> _Values:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

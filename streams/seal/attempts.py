@@ -14,7 +14,7 @@ from millrace.infra.stages.base import Key, Table
 from millrace.schemas import bounds
 from millrace.schemas.records import EpisodeStarted, EpisodeStatus, Event, ModelCall, Place, Split
 from millrace.streams.seal.assemble import TracedCall
-from millrace.streams.seal.rewards import Counted
+from millrace.streams.seal.rewards import Judgements
 
 TRAINABLE = ("tenant_only", "aggregate")
 """eligibilities that may train: refine has already looked at whose policy it is"""
@@ -46,7 +46,7 @@ class Attempt(TypedDict):
     """how it ended"""
     closed: str | None
     """why it does not count"""
-    rewards: Counted
+    rewards: Judgements
 
 
 class OpenGroup(TypedDict):
@@ -64,7 +64,7 @@ class OpenGroup(TypedDict):
     """sample -> the attempt that ended first"""
     settled: list[int]
     """samples for which nothing more is awaited"""
-    rewards: Counted
+    rewards: Judgements
     """judgements of the whole group"""
 
 
@@ -134,7 +134,7 @@ def group_of(event: Event, body: EpisodeStarted) -> OpenGroup:
     }
 
 
-def refused(group: OpenGroup, event: Event, body: EpisodeStarted) -> str | None:
+def refusal(group: OpenGroup, event: Event, body: EpisodeStarted) -> str | None:
     """Why an attempt cannot belong to its group, None when it can."""
     if group["size"] > bounds.GROUP_SIZE:
         return "out_of_bounds"
@@ -188,6 +188,6 @@ def is_complete(group: OpenGroup) -> bool:
     return len(group["settled"]) >= group["size"]
 
 
-def settled(group: OpenGroup, sample: int) -> OpenGroup:
+def settle(group: OpenGroup, sample: int) -> OpenGroup:
     """The group once nothing more is awaited for a sample."""
     return {**group, "settled": sorted({*group["settled"], sample})}

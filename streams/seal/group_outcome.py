@@ -15,10 +15,10 @@ from millrace.infra.stages.base import later
 from millrace.schemas.records import Completion, CompletionKind, EpisodeStatus, Trajectory
 from millrace.streams.seal.assemble import TracedCall, assemble
 from millrace.streams.seal.attempts import Attempt, OpenGroup
-from millrace.streams.seal.rewards import combined, sealed, silent
+from millrace.streams.seal.rewards import combine, sealed_rewards, silent_sources
 
-Short = Literal["drop", "train", "top-up"]
-FINISHED = ("completed", "truncated")
+ShortPolicy = Literal["drop", "train", "top-up"]
+GOOD_ENDS = ("completed", "truncated")
 MINIMUM = 2
 """samples that a group's baseline needs"""
 
@@ -27,7 +27,7 @@ MINIMUM = 2
 class ClosingRules:
     """How groups are closed. Times in micros of log time."""
 
-    short: Short = "drop"
+    short_policy: ShortPolicy = "drop"
     patience: int = 300_000_000
     """how long after its first attempt began a group waits for samples that never end"""
     rounds: int = 2
@@ -44,7 +44,7 @@ class EndedSample:
 
     number: int
     record: Trajectory
-    good: bool
+    is_good: bool
     trace: str | None
 
     @property
@@ -61,18 +61,21 @@ def sample_of(
     now: int,
 ) -> EndedSample:
     """The Trajectory record of an attempt that won its sample, and whether it may train."""
-    made = assemble(calls)
-    counted = (attempt["rewards"], group["rewards"])
-    missing = silent(attempt["awaits"], *counted)
-    reward = combined(attempt["awaits"], *counted, partial=rules.partial_rewards)
-    finished = attempt["status"] in FINISHED or (group["ticket"] is None and attempt["status"] == "abandoned")
-    flaw = attempt["flaw"] or (None if finished else f"status_{attempt['status']}")
+    assembly = assemble(calls)
+    judgements = (attempt["rewards"], group["rewards"])
+    missing = silent_sources(attempt["awaits"], *judgements)
+    reward = combine(attempt["awaits"], *judgements, partial=rules.partial_rewards)
+    has_finished = attempt["status"] in GOOD_ENDS or (group["ticket"] is None and attempt["status"] == "abandoned")
+    flaw = attempt["flaw"] or (None if has_finished else f"status_{attempt['status']}")
     if flaw is not None:
-        excluded = [*made.excluded, *(f"{call}:{flaw}" for lineage in made.lineages for call in lineage["calls"])]
-        if not any(entry.endswith(f":{flaw}") for entry in excluded):  # calls without tokens have reasons of their own
-            excluded.append(f"*:{flaw}")
+        reasons = [
+            *assembly.exclusions,
+            *(f"{call}:{flaw}" for lineage in assembly.lineages for call in lineage["calls"]),
+        ]
+        if not any(entry.endswith(f":{flaw}") for entry in reasons):  # calls without tokens have reasons of their own
+            reasons.append(f"*:{flaw}")
     else:
-        excluded = made.excluded
+        reasons = assembly.exclusions
     record: Trajectory = {
         "id": attempt["trajectory"],
         "policy": group["policy"],
@@ -85,41 +88,41 @@ def sample_of(
         "split": group["split"],
         "status": cast(EpisodeStatus, attempt["status"]),
         "reward": reward,
-        "rewards": sealed(*counted),
+        "rewards": sealed_rewards(*judgements),
         "missing": missing,
-        "lineages": [] if flaw else made.lineages,
-        "excluded": excluded,
-        "v_head": -1 if flaw else made.v_head,
-        "v_tail": -1 if flaw else made.v_tail,
-        "tokens": 0 if flaw else made.tokens,
-        "length": 0 if flaw else made.length,
+        "lineages": [] if flaw else assembly.lineages,
+        "excluded": reasons,
+        "v_head": -1 if flaw else assembly.v_head,
+        "v_tail": -1 if flaw else assembly.v_tail,
+        "tokens": 0 if flaw else assembly.tokens,
+        "length": 0 if flaw else assembly.length,
         "events": [call["place"] for call in calls],
         "sealed_at": now,
     }
-    good = flaw is None and made.tokens > 0 and reward is not None and math.isfinite(reward)
-    return EndedSample(number, record, good, attempt["trace"])
+    is_good = flaw is None and assembly.tokens > 0 and reward is not None and math.isfinite(reward)
+    return EndedSample(number, record, is_good, attempt["trace"])
 
 
 def verdict(group: OpenGroup, samples: Sequence[EndedSample], rules: ClosingRules) -> CompletionKind | None:
     """The kind of the group's completion; None when there is nothing to say about it (evaluation, unfit traffic)."""
-    good = sum(sample.good for sample in samples)
-    whole = good == group["size"]
-    enough = whole or (rules.short == "train" and good >= min(MINIMUM, group["size"]))
+    count = sum(sample.is_good for sample in samples)
+    is_whole = count == group["size"]
+    enough = is_whole or (rules.short_policy == "train" and count >= min(MINIMUM, group["size"]))
     if group["split"] == "evaluation":
         return None
     if group["ticket"] is None:
         return "unsolicited" if enough else None
     if enough:
         return "complete"
-    return "top_up" if rules.short == "top-up" and group["round"] < rules.rounds else "short"
+    return "top_up" if rules.short_policy == "top-up" and group["round"] < rules.rounds else "short"
 
 
 def completion(
     kind: CompletionKind, group: OpenGroup, samples: Sequence[EndedSample], slot: int, now: int
 ) -> Completion:
     """The Completion record about a group; the places of its samples are those of their emits."""
-    good = [sample for sample in samples if sample.good]
-    there = {sample.number for sample in good}
+    good_samples = [sample for sample in samples if sample.is_good]
+    there = {sample.number for sample in good_samples}
     missing = [number for number in range(group["size"]) if number not in there]
     return {
         "kind": kind,
@@ -129,26 +132,28 @@ def completion(
         "group": group["group"],
         "ticket": group["ticket"],
         "size": group["size"],
-        "samples": [sample.number for sample in good],
+        "samples": [sample.number for sample in good_samples],
         "missing": missing,
-        "trajectories": [] if kind == "top_up" else [later(sample.ref) for sample in good],
-        "tokens": [sample.record["length"] for sample in good],
-        "rewards": [math.nan if sample.record["reward"] is None else sample.record["reward"] for sample in good],
-        "v_head": min((sample.record["v_head"] for sample in good), default=-1),
-        "v_tail": max((sample.record["v_tail"] for sample in good), default=-1),
+        "trajectories": [] if kind == "top_up" else [later(sample.ref) for sample in good_samples],
+        "tokens": [sample.record["length"] for sample in good_samples],
+        "rewards": [
+            math.nan if sample.record["reward"] is None else sample.record["reward"] for sample in good_samples
+        ],
+        "v_head": min((sample.record["v_head"] for sample in good_samples), default=-1),
+        "v_tail": max((sample.record["v_tail"] for sample in good_samples), default=-1),
         "reason": why_short(samples, group) if missing else None,
     }
 
 
 def why_short(samples: Sequence[EndedSample], group: OpenGroup) -> str:
     """Which samples are missing and why, in words."""
-    ended = {sample.number: sample for sample in samples}
+    by_number = {sample.number: sample for sample in samples}
     parts = []
     for number in range(group["size"]):
-        sample = ended.get(number)
+        sample = by_number.get(number)
         if sample is None:
             parts.append(f"{number}: never ended")
-        elif not sample.good:
+        elif not sample.is_good:
             parts.append(f"{number}: {why_bad(sample)}")
     return "; ".join(parts)
 

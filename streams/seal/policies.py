@@ -19,7 +19,7 @@ from millrace.infra.stages.base import Key, Table, View
 from millrace.infra.stages.decisions import outgoing, setting, settings_of
 from millrace.schemas import bounds
 from millrace.schemas.ids import now_micros
-from millrace.streams.seal.group_outcome import ClosingRules, Short
+from millrace.streams.seal.group_outcome import ClosingRules, ShortPolicy
 
 SETTING = "sealing"
 """name of the setting; its value is {"short_groups": "drop" | "train" | "top-up", "patience_ms": whole milliseconds}"""
@@ -28,7 +28,7 @@ SETTING = "sealing"
 class PolicyTerms(TypedDict):
     """How the groups of a policy are closed."""
 
-    short_groups: Short
+    short_groups: ShortPolicy
     patience_ms: int
 
 
@@ -55,12 +55,12 @@ def parse(text: str) -> PolicyTerms | None:
         return None
     patience = value["patience_ms"]
     fit = isinstance(patience, int) and not isinstance(patience, bool) and 0 < patience <= bounds.WAIT_MS
-    return cast(PolicyTerms, value) if fit and value["short_groups"] in get_args(Short) else None
+    return cast(PolicyTerms, value) if fit and value["short_groups"] in get_args(ShortPolicy) else None
 
 
 def rules_of(terms: PolicyTerms, rules: ClosingRules) -> ClosingRules:
     """`rules` with a policy's own terms."""
-    return replace(rules, short=terms["short_groups"], patience=terms["patience_ms"] * 1000)
+    return replace(rules, short_policy=terms["short_groups"], patience=terms["patience_ms"] * 1000)
 
 
 def terms_of(settings: Settings) -> PolicyTerms:
@@ -73,23 +73,23 @@ def announce(settings: Settings, bus: Bus) -> bool:
 
     Raises TopicError when topics of the policy are missing."""
     bus.check_topics(settings.layout.specs())
-    name, wanted = settings.policy.name, terms_of(settings)
+    name, terms = settings.policy.name, terms_of(settings)
     topic = full_name(settings.namespace, "decisions")
-    if _announced(settings, bus) == wanted:
+    if _newest_terms(settings, bus) == terms:
         return False
     with bus.publisher() as publisher:
-        publisher.publish(outgoing(topic, setting(name, SETTING, wanted, now_micros()))).result()
+        publisher.publish(outgoing(topic, setting(name, SETTING, terms, now_micros()))).result()
     return True
 
 
-def check_announced(settings: Settings, bus: Bus) -> None:
+def check_announcement(settings: Settings, bus: Bus) -> None:
     """Raises PolicyError where seal was not asked to serve the configured policy: it would refuse all of its events."""
-    if _announced(settings, bus) is None:
+    if _newest_terms(settings, bus) is None:
         name = settings.policy.name
         raise PolicyError(f"there is no policy {name} here: create it with `millrace policy create --model DIR` first")
 
 
-def _announced(settings: Settings, bus: Bus) -> PolicyTerms | None:
+def _newest_terms(settings: Settings, bus: Bus) -> PolicyTerms | None:
     """The newest terms of the configured policy in the log."""
     terms = None
     for decision in settings_of(bus, settings.namespace, settings.policy.name):

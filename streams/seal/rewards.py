@@ -25,54 +25,54 @@ class Judgement(TypedDict):
     place: Place
 
 
-Counted = dict[str, Judgement]
+Judgements = dict[str, Judgement]
 """identity -> judgement"""
 OUT_OF_BOUNDS = "value out of bounds"
 """the failure of a judgement whose value is not finite or larger than any reward may be"""
 
 
-class Taken(NamedTuple):
+class TakeResult(NamedTuple):
     """What came of one judgement."""
 
-    counted: Counted
-    refused: str | None
+    judgements: Judgements
+    refusal: str | None
     """why it does not count"""
-    replaced: Judgement | None
+    former: Judgement | None
     """the entry that it corrects"""
 
 
-def take(counted: Counted, body: Reward, place: Place, awaits: Collection[str] = ()) -> Taken:
+def take(judgements: Judgements, body: Reward, place: Place, awaits: Collection[str] = ()) -> TakeResult:
     """Count a Reward body, or say why not. `awaits`: the sources whose judgements make up the reward."""
     identity = "\x1f".join((body["target_kind"], body["target"], body["source"], body["rubric_version"]))
     entry = _entry(body, place)
-    own = {key: known for key, known in counted.items() if known["source"] == body["source"]}
-    if any(body["reward_id"] == known["reward_id"] for known in own.values()):
-        return Taken(counted, "duplicate_reward", None)
+    own_entries = {key: former for key, former in judgements.items() if former["source"] == body["source"]}
+    if any(body["reward_id"] == former["reward_id"] for former in own_entries.values()):
+        return TakeResult(judgements, "duplicate_reward", None)
     if body["supersedes"] is not None:
-        for key, known in own.items():
-            if known["reward_id"] == body["supersedes"] and (key == identity or identity not in counted):
-                rest = {name: value for name, value in counted.items() if name != key}
-                return Taken({**rest, identity: entry}, None, known)
-    if identity in counted:
-        return Taken(counted, "duplicate_reward", None)
+        for key, former in own_entries.items():
+            if former["reward_id"] == body["supersedes"] and (key == identity or identity not in judgements):
+                rest = {name: value for name, value in judgements.items() if name != key}
+                return TakeResult({**rest, identity: entry}, None, former)
+    if identity in judgements:
+        return TakeResult(judgements, "duplicate_reward", None)
     # Room is counted apart, so that nobody can fill the room of those who are awaited.
-    awaited = body["source"] in awaits
-    if sum((known["source"] in awaits) == awaited for known in counted.values()) >= bounds.REWARDS:
-        return Taken(counted, "too_many_rewards", None)
-    return Taken({**counted, identity: entry}, None, None)
+    is_awaited = body["source"] in awaits
+    if sum((former["source"] in awaits) == is_awaited for former in judgements.values()) >= bounds.REWARDS:
+        return TakeResult(judgements, "too_many_rewards", None)
+    return TakeResult({**judgements, identity: entry}, None, None)
 
 
-def sources(*maps: Counted) -> set[str]:
+def sources(*maps: Judgements) -> set[str]:
     """Who has spoken."""
-    return {entry["source"] for counted in maps for entry in counted.values()}
+    return {entry["source"] for judgements in maps for entry in judgements.values()}
 
 
-def silent(awaits: Collection[str], *maps: Counted) -> list[str]:
+def silent_sources(awaits: Collection[str], *maps: Judgements) -> list[str]:
     """Awaited sources that have not spoken, sorted."""
     return sorted(set(awaits) - sources(*maps))
 
 
-def sealed(*maps: Counted) -> list[SealedReward]:
+def sealed_rewards(*maps: Judgements) -> list[SealedReward]:
     """SealedReward records of everything that counted, in the order it came."""
     return [
         {
@@ -82,23 +82,23 @@ def sealed(*maps: Counted) -> list[SealedReward]:
             "value": entry["value"],
             "failure": entry["failure"],
         }
-        for counted in maps
-        for entry in counted.values()
+        for judgements in maps
+        for entry in judgements.values()
     ]
 
 
-def combined(awaits: Collection[str], *maps: Counted, partial: bool = False) -> float | None:
+def combine(awaits: Collection[str], *maps: Judgements, partial: bool = False) -> float | None:
     """The sum of the awaited sources' values, or of all values where no source is awaited.
 
     None when there is none. None, too, when an awaited source is silent or failed, unless `partial`."""
-    given = [
+    pairs = [
         (entry["source"], entry["value"])
-        for counted in maps
-        for entry in counted.values()
+        for judgements in maps
+        for entry in judgements.values()
         if entry["value"] is not None
     ]
-    values = [float(value) for source, value in given if not awaits or source in awaits]
-    if set(awaits) - {source for source, _ in given} and not partial:
+    values = [float(value) for source, value in pairs if not awaits or source in awaits]
+    if set(awaits) - {source for source, _ in pairs} and not partial:
         return None
     return sum(values) if values else None
 

@@ -19,7 +19,7 @@ from millrace.infra import telemetry
 from millrace.infra.log.base import Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import NAME, logical_name
-from millrace.infra.stages.base import Clear, Emit, Key, Op, Stage, View, Wake, required
+from millrace.infra.stages.base import Clear, Emit, Key, Op, Stage, View, Wake, require
 from millrace.infra.stages.letters import UNFOLDABLE
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -42,7 +42,7 @@ from millrace.streams.seal import attempts as state
 from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, OpenGroup
 from millrace.streams.seal.group_outcome import ClosingRules, EndedSample, completion, sample_of, verdict, why_bad
 from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
-from millrace.streams.seal.rewards import silent, take
+from millrace.streams.seal.rewards import silent_sources, take
 
 KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "gap"})
 """kinds that sealing needs; the others are history"""
@@ -50,7 +50,7 @@ TRACES = 512
 """contexts of samples that travel with a group's completion: headers have no room for any number"""
 CONTEXT_BYTES = 64
 """bytes of a W3C trace context, and a few more"""
-REFUSED = {
+REFUSALS = {
     "duplicate_reward": "this judgement was counted before",
     "too_many_rewards": "its episode keeps no more rewards of such sources",
 }
@@ -76,20 +76,20 @@ class Seal(Stage):
         if logical_name(record.topic) != self.primary:
             return None
         try:
-            name, found = self._decode(record)
+            name, content = self._decode(record)
         except Unreadable:
             return None
         if name == "Progress":
-            return cast(Progress, found)["time"]
-        return cast(Event, found)["log_time"] if name == "Event" else None
+            return cast(Progress, content)["time"]
+        return cast(Event, content)["log_time"] if name == "Event" else None
 
     def on_record(self, view: View, record: Record, now: Micros) -> Iterable[Op]:
         if logical_name(record.topic) != self.primary:
             yield from self._decision(view, record, now)
             return
         try:
-            name, found = self._decode(record)
-            event = cast(Event, found) if name == "Event" else None
+            name, content = self._decode(record)
+            event = cast(Event, content) if name == "Event" else None
             body = codec.decode_body(event["kind"], event["body"]) if event and self._matters(event) else None
         except (Unreadable, SchemaError) as error:
             code, detail = (error.code, str(error)) if isinstance(error, Unreadable) else ("undecodable_body", "")
@@ -102,33 +102,33 @@ class Seal(Stage):
             yield from self._event(view, record, event, body, now)
 
     def on_wake(self, view: View, key: str, now: Micros) -> Iterable[Op]:
-        if TOMBSTONES.known(key):
+        if TOMBSTONES.match(key):
             yield Clear(key)
-        elif root := ATTEMPTS.known(key):
+        elif root := ATTEMPTS.match(key):
             attempt = view.get(root)
             if attempt is not None and attempt["status"] is not None and attempt["closed"] is None:
                 yield from self._settle(view, attempt, now)
-        elif group := GROUPS.known(key):
+        elif group := GROUPS.match(key):
             yield from self._close(view, group, now)
 
     def on_unfoldable(self, view: View, key: str, now: Micros) -> Iterable[Op]:
         """A group that cannot be closed, or settled, ends as a dead letter of each of its attempts."""
-        if TOMBSTONES.known(key):
+        if TOMBSTONES.match(key):
             yield Clear(key)
             return
-        root = ATTEMPTS.known(key)
+        root = ATTEMPTS.match(key)
         attempt = view.get(root) if root else None
-        group_key = state.group_key(attempt) if attempt else GROUPS.known(key)
+        group_key = state.group_key(attempt) if attempt else GROUPS.match(key)
         group = view.get(group_key) if group_key else None
         if group_key is not None and group is not None:
             yield from self._forget(view, group, set(), now, UNFOLDABLE, "its group cannot be closed")
             yield from self._bury(view, group_key, group["policy"], now)
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, object]:
+    def ids_of(self, view: View, what: Record | str) -> Mapping[str, object]:
         if isinstance(what, str):
-            root, group = ATTEMPTS.known(what), GROUPS.known(what)
-            known = view.get(root) if root else view.get(group) if group else None
-            return known or {}
+            root, group = ATTEMPTS.match(what), GROUPS.match(what)
+            entry = view.get(root) if root else view.get(group) if group else None
+            return entry or {}
         name, event = self._decode(what)
         return event if name == "Event" else {}
 
@@ -136,10 +136,10 @@ class Seal(Stage):
 
     def _decision(self, view: View, record: Record, now: Micros) -> Iterator[Op]:
         try:
-            name, found = self._decode(record)
+            name, content = self._decode(record)
         except Unreadable:
             return  # dispatch says so in a dead letter of its own
-        decision = cast(Decision, found)
+        decision = cast(Decision, content)
         if name != "Decision" or decision["kind"] != "setting" or decision["name"] != SETTING:
             return
         terms = parse(decision["value"])
@@ -166,7 +166,7 @@ class Seal(Stage):
 
     def _progress(self, view: View, now: Micros) -> Iterator[Op]:
         for policy in sorted(self._policies.union(policies(view))):
-            passed: Completion = {
+            progress: Completion = {
                 "kind": "progress",
                 "policy": policy,
                 "slot": view.slot,
@@ -183,7 +183,7 @@ class Seal(Stage):
                 "v_tail": -1,
                 "reason": None,
             }
-            yield Emit(f"{policy}.completions", f"progress/{view.slot}", "Completion", passed)
+            yield Emit(f"{policy}.completions", f"progress/{view.slot}", "Completion", progress)
 
     def _event(self, view: View, record: Record, event: Event, body: Body | None, now: Micros) -> Iterator[Op]:
         root = state.attempt_key(event, event["root_trajectory"])
@@ -192,10 +192,10 @@ class Seal(Stage):
         if kind == "reward" and body and cast(Reward, body)["replay"] is not None:
             return
         if kind == "episode_started" and event["trajectory"] == event["root_trajectory"] and body:
-            yield from self._started(view, record, event, cast(EpisodeStarted, body), now)
+            yield from self._start(view, record, event, cast(EpisodeStarted, body), now)
             return
         if attempt is None or attempt["group"] != event["group"]:
-            yield from self._unattached(view, record, event, now)
+            yield from self._orphan(view, record, event, now)
             return
         if attempt["closed"] is not None:
             if kind == "reward":
@@ -218,19 +218,19 @@ class Seal(Stage):
                 state.call_of(event, cast(ModelCall, body), attempt["policy"], place_of(record)),
             )
         elif kind == "episode_ended" and event["trajectory"] == event["root_trajectory"]:
-            yield from self._ended(view, record, event, cast(EpisodeEnded, body), attempt, now)
+            yield from self._end(view, record, event, cast(EpisodeEnded, body), attempt, now)
 
-    def _unattached(self, view: View, record: Record, event: Event, now: Micros) -> Iterator[Op]:
+    def _orphan(self, view: View, record: Record, event: Event, now: Micros) -> Iterator[Op]:
         """An event whose attempt is not known: too late, or never started. History-only kinds need no disposition."""
         if event["kind"] not in KINDS or not self._serves(view, event["policy"]):
             return
-        late = view.get(state.tombstone_key(state.group_key(event))) is not None
-        if late and event["kind"] == "reward":
+        is_late = view.get(state.tombstone_key(state.group_key(event))) is not None
+        if is_late and event["kind"] == "reward":
             yield self._letter(view, record, event, "late_reward", "its sample was sealed before it came", now)
-        elif not late:
+        elif not is_late:
             yield self._letter(view, record, event, "orphan", "no attempt of this trajectory has started", now)
 
-    def _started(self, view: View, record: Record, event: Event, body: EpisodeStarted, now: Micros) -> Iterator[Op]:
+    def _start(self, view: View, record: Record, event: Event, body: EpisodeStarted, now: Micros) -> Iterator[Op]:
         refusal = self._refusal(view, event, body)
         if refusal is not None:
             yield self._letter(view, record, event, *refusal, now)
@@ -253,10 +253,10 @@ class Seal(Stage):
         key = state.group_key(event)
         if view.get(state.tombstone_key(key)) is not None:
             return "superseded", "the group was sealed before this attempt began"
-        code = state.refused(view.get(key) or state.group_of(event, body), event, body)
+        code = state.refusal(view.get(key) or state.group_of(event, body), event, body)
         return None if code is None else (code, "the attempt does not fit its group")
 
-    def _ended(
+    def _end(
         self,
         view: View,
         record: Record,
@@ -266,17 +266,17 @@ class Seal(Stage):
         now: Micros,
     ) -> Iterator[Op]:
         key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
-        group = required(view, key)
+        group = require(view, key)
         sample = str(attempt["sample"])
         if sample in group["winners"]:
             yield self._letter(view, record, event, "superseded", "another attempt of the sample ended first", now)
-            yield from self._dropped(attempt, "superseded")
+            yield from self._drop(attempt, "superseded")
             return
         flaw = attempt["flaw"] or (None if body["whole"] else "gap")
         attempt = {**attempt, "status": body["status"], "flaw": flaw}
         yield ATTEMPTS.put(root, attempt)
         yield GROUPS.put(key, {**group, "winners": {**group["winners"], sample: attempt["trajectory"]}})
-        if silent(attempt["awaits"], attempt["rewards"], group["rewards"]) and attempt["wait"] > 0:
+        if silent_sources(attempt["awaits"], attempt["rewards"], group["rewards"]) and attempt["wait"] > 0:
             yield Wake(root, now + attempt["wait"])
         else:
             yield from self._settle(view, attempt, now)
@@ -291,35 +291,35 @@ class Seal(Stage):
         now: Micros,
     ) -> Iterator[Op]:
         key, root = state.group_key(attempt), state.attempt_key(attempt, attempt["trajectory"])
-        group = required(view, key)
-        shared = body["target_kind"] == "group"
+        group = require(view, key)
+        is_shared = body["target_kind"] == "group"
         if not self._known_target(view, event, body, attempt):
             yield self._letter(view, record, event, "unknown_target", "its target is not of this trajectory", now)
             return
-        taken = take(group["rewards"] if shared else attempt["rewards"], body, place_of(record), attempt["awaits"])
-        if taken.refused is not None:
-            yield self._letter(view, record, event, taken.refused, REFUSED[taken.refused], now)
+        result = take(group["rewards"] if is_shared else attempt["rewards"], body, place_of(record), attempt["awaits"])
+        if result.refusal is not None:
+            yield self._letter(view, record, event, result.refusal, REFUSALS[result.refusal], now)
             return
-        if taken.replaced is not None:
-            known: Attempt = {**attempt, "id": None}
+        if result.former is not None:
+            former: Attempt = {**attempt, "id": None}
             yield self._place_letter(
-                view, taken.replaced["place"], known, "superseded_reward", "a later judgement corrects it", now
+                view, result.former["place"], former, "superseded_reward", "a later judgement corrects it", now
             )
-        if shared:
-            yield GROUPS.put(key, {**group, "rewards": taken.counted})
+        if is_shared:
+            yield GROUPS.put(key, {**group, "rewards": result.judgements})
         else:
-            attempt = {**attempt, "rewards": taken.counted}
+            attempt = {**attempt, "rewards": result.judgements}
             yield ATTEMPTS.put(root, attempt)
         waiting = (
-            [view.get(state.attempt_key(group, name)) for name in group["winners"].values()] if shared else [attempt]
+            [view.get(state.attempt_key(group, name)) for name in group["winners"].values()] if is_shared else [attempt]
         )
         for one in waiting:
-            left = view.get(key)
-            if left is None:
+            open_group = view.get(key)
+            if open_group is None:
                 return
-            if one is None or one["status"] is None or one["sample"] in left["settled"]:
+            if one is None or one["status"] is None or one["sample"] in open_group["settled"]:
                 continue
-            if not silent(one["awaits"], one["rewards"], left["rewards"]):
+            if not silent_sources(one["awaits"], one["rewards"], open_group["rewards"]):
                 yield from self._settle(view, one, now)
 
     def _known_target(self, view: View, event: Event, body: Reward, attempt: Attempt) -> bool:
@@ -341,7 +341,7 @@ class Seal(Stage):
     def _settle(self, view: View, attempt: Attempt, now: Micros) -> Iterator[Op]:
         """Nothing more is awaited for a sample that ended."""
         key = state.group_key(attempt)
-        group = state.settled(required(view, key), attempt["sample"])
+        group = state.settle(require(view, key), attempt["sample"])
         yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)
         yield GROUPS.put(key, group)
         if state.is_complete(group):
@@ -355,7 +355,7 @@ class Seal(Stage):
         samples = []
         for number, root in sorted((int(number), root) for number, root in group["winners"].items()):
             calls = view.items(state.calls_key(group, root))
-            attempt = required(view, state.attempt_key(group, root))
+            attempt = require(view, state.attempt_key(group, root))
             samples.append(sample_of(number, attempt, calls, group, rules, now))
         kind = verdict(group, samples, rules)
         if kind == "top_up":
@@ -387,17 +387,21 @@ class Seal(Stage):
     def _top_up(
         self, view: View, key: Key[OpenGroup], group: OpenGroup, samples: Sequence[EndedSample], now: Micros
     ) -> Iterator[Op]:
-        good = {str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.good}
+        good_winners = {
+            str(sample.number): group["winners"][str(sample.number)] for sample in samples if sample.is_good
+        }
         for sample in samples:
-            if not sample.good:
-                attempt = required(view, state.attempt_key(group, sample.record["id"]))
+            if not sample.is_good:
+                attempt = require(view, state.attempt_key(group, sample.record["id"]))
                 yield self._place_letter(
                     view, attempt["place"], attempt, "failed_sample", f"asked for again: {why_bad(sample)}", now
                 )
-                yield from self._dropped(attempt, "failed_sample")
+                yield from self._drop(attempt, "failed_sample")
         yield self._completion(view, "top_up", group, samples, now)
-        settled = [number for number in group["settled"] if str(number) in good]
-        yield GROUPS.put(key, {**group, "round": group["round"] + 1, "winners": good, "settled": settled})
+        settled_samples = [number for number in group["settled"] if str(number) in good_winners]
+        yield GROUPS.put(
+            key, {**group, "round": group["round"] + 1, "winners": good_winners, "settled": settled_samples}
+        )
         yield Wake(key, now + self._rules_of(view, group["policy"]).patience)
 
     def _completion(
@@ -424,7 +428,7 @@ class Seal(Stage):
             yield Clear(state.attempt_key(group, root))
             yield Clear(state.calls_key(group, root))
 
-    def _dropped(self, attempt: Attempt, why: str) -> Iterator[Op]:
+    def _drop(self, attempt: Attempt, why: str) -> Iterator[Op]:
         """Forget the calls of an attempt that does not count, and remember that it does not."""
         yield Clear(state.calls_key(attempt, attempt["trajectory"]))
         yield Wake(state.attempt_key(attempt, attempt["trajectory"]), None)

@@ -14,7 +14,7 @@ from millrace.apps.check import check
 from millrace.apps.cli.main import app
 from millrace.apps.doctor import examine
 from millrace.infra.config import load
-from millrace.streams.reward.running import refused
+from millrace.streams.reward.running import namespace_fault
 from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.registry import OTHERS
 
@@ -130,7 +130,7 @@ def test_programs_that_nothing_keeps_apart_are_a_warning(
     told = {"reward__verifier": "tests", "reward__tests__namespaces": namespaces}
     task = TASK | {"tests": {"files": {"check.py": "import solution\n"}}}
     answer = said(home, task=task, reward__tests__command=json.dumps([sys.executable, "check.py"]), **told)["verifier"]
-    apart = namespaces == "true" and not refused()
+    apart = namespaces == "true" and not namespace_fault()
     assert answer.word == ("ok" if apart else "warning"), answer
     assert ("in no namespaces" in answer.said) is not apart
 

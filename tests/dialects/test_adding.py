@@ -188,7 +188,7 @@ async def test_an_upstream_may_speak_it(tmp_path: Path, stream: bool) -> None:
     events = b'data: {"word": "far "}\n\ndata: {"word": "away"}\n\n'
     async with serving(answer(events if stream else said)) as far:
         upstreams = Upstreams(
-            [Upstream("far", TextUpstream(far.url), frozenset({"toy"}))], [RouteRule("*", "far")], whole=True
+            [Upstream("far", TextUpstream(far.url), frozenset({"toy"}))], [RouteRule("*", "far")], answers_all=True
         )
         async with world(tmp_path, None, None, upstream=upstreams) as w:
             got = await w.http.post("/v1/toy", json={"model": "m", "lines": ["hi"], "stream": stream})

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.dialects.rendering.parsers.text import PlainParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.process.offload import HEAVY
-from millrace.producers.gateway.sessions.lineage import ITEM, RAW_KEPT
+from millrace.producers.gateway.sessions.lineage import ITEM, MOST_RAW
 from millrace.schemas.arrays import unpack
 from tests.support.gateway_world import ScriptedEngine, World, world
 
@@ -73,7 +73,7 @@ async def test_a_short_prompt_is_not_compared_with_long_ones_on_the_loop(
 ) -> None:
     """What is decoded for a call is little, or decoded beside the loop."""
     key = (await w.start())["api_key"]
-    for at in range(RAW_KEPT):
+    for at in range(MOST_RAW):
         await complete(w, [*([1] * 300), at], key)
     decoded: list[int] = []
     decode = TemplateRenderer.decode

@@ -67,7 +67,7 @@ async def captured(settings: Settings, folder: Path, bus: MemoryBus, program: st
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, 512)
     assert (upstreams is not None, options.policy) == (True, "policy")
-    keys = {"keys": options.keys, "reserved": options.reserved, "reward_deadline_ms": options.reward_deadline_ms}
+    keys = {"keys": options.keys, "verifiers": options.verifiers, "reward_deadline_ms": options.reward_deadline_ms}
     async with world(folder, None, None, upstream=upstreams, **keys) as w:
         done = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program.replace("http://127.0.0.1:8900", w.url), cwd=folder, stderr=PIPE

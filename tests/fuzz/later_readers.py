@@ -133,14 +133,14 @@ def exported(asked: Asked) -> Any:
     """Every trajectory that is read is exported, left out or refused."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = Selection(evaluation=True)
-        said = export_from(asked.history, "jsonl", Path(folder) / "out", wanted, "local", what_is_left=True)
+        said = export_from(asked.history, "jsonl", Path(folder) / "out", wanted, "local", accept_gaps=True)
     assert said.read == said.exported + sum(said.left_out.values()) + sum(said.refused.values())
     return said.exported, said.rows, said.tokens, said.trainable
 
 
 def selected(asked: Asked) -> Any:
     """What a branch may learn from, by rule and by its places."""
-    selector = Selector(asked.history, anyone, "local", LIMITS, what_is_left=True)
+    selector = Selector(asked.history, anyone, "local", LIMITS, accept_gaps=True)
     found = selector.by_rule(lambda _: True)
     places = [one.place for one in found.candidates]
     assert [one.place for one in selector.by_places(places).candidates] == places

@@ -65,7 +65,7 @@ async def main() -> None:
     engine = Unhurried(lambda *_: renderer.tokenizer.encode("The answer is 42. " * 4 + "<|im_end|>"))
     speaks = frozenset({*(dialect.name for dialect in DIALECTS), embeddings.NAME})
     upstream = Upstream("far", TextUpstream(far, "sk-far"), speaks)
-    upstreams = Upstreams([upstream], [RouteRule("*", "far", "")], whole=True)
+    upstreams = Upstreams([upstream], [RouteRule("*", "far", "")], answers_all=True)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(upstreams.close)
         bounds = {"keys": KEYS, "rollout_key": "sk-one", "body_timeout_s": BODY_S}

@@ -83,7 +83,7 @@ def _anybody(self: responses.ResponseStore, owner: responses.Owner, id: str) -> 
 
 def _any_version(policies: Any, model: str) -> models.WantedModel:
     """`wanted` without versions."""
-    return models.WantedModel(models.named(policies, model), None)
+    return models.WantedModel(models.policy_of(policies, model), None)
 
 
 ENGINES: dict[str, Mutant] = {

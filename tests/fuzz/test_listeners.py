@@ -30,7 +30,7 @@ from aiohttp import web
 from google.rpc.status_pb2 import Status
 
 from millrace.dialects.all import DIALECTS, MESSAGES, RESPONSES
-from millrace.producers.gateway.app import OWN, routes
+from millrace.producers.gateway.app import GATEWAY_ROUTES, routes
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.intake.otlp.app import HEALTH, ROUTES
 from tests.fuzz import badness
@@ -107,7 +107,7 @@ class Listeners:
     def targets(self) -> list[Target]:
         """Every route of every listener, from the code's own lists."""
         out = []
-        own = {name for _, _, name in OWN}
+        own = {name for _, _, name in GATEWAY_ROUTES}
         for path, method, name in routes():
             id = "policy" if name == "model" else self.session if "/sessions/" in path else self.response
             path = path.replace("{id:path}", id).replace("{id}", id)

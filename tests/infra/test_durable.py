@@ -24,7 +24,7 @@ def test_a_write_puts_the_bytes_under_the_name_and_leaves_nothing_else(tmp_path:
         durable.write(tmp_path / "file", data)
         assert (tmp_path / "file").read_bytes() == (data.encode() if isinstance(data, str) else data)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == durable.PRIVATE
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == durable.PRIVATE_MODE
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
@@ -71,7 +71,7 @@ def test_what_is_made_once_is_the_same_for_all_who_ask(tmp_path: Path) -> None:
     assert len(found) == 1
     assert durable.once(tmp_path / "key", b"later") in found
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
-    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == durable.PRIVATE
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == durable.PRIVATE_MODE
 
 
 def test_an_empty_file_that_a_power_cut_left_is_made_anew(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def made_once(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    with durable.drafted(path, replace=True) as draft:
+    with durable.drafting(path, replace=True) as draft:
         draft.write_bytes(b"new" * 1000)
 
 
@@ -116,7 +116,7 @@ def named(path: Path) -> None:
     (draft / "below").mkdir(parents=True)
     for each in (draft / "one", draft / "below" / "two"):
         each.write_bytes(b"new" * 1000)
-    durable.name(draft, path, aside=durable.draft_of(path))
+    durable.name(draft, path, backup=durable.draft_of(path))
 
 
 def seen(path: Path) -> dict[str, bytes] | bytes | None:
@@ -175,7 +175,7 @@ def test_killed_before_any_line_it_leaves_old_or_new_and_drafts_that_are_known(
         died = killed_at(deaths, act, path)
         found.append(seen(path))
         others = [each.name for each in home.iterdir() if each != path]
-        assert {durable.meant(name) for name in others} <= {"a-name"}
+        assert {durable.final_name(name) for name in others} <= {"a-name"}
         act(path)
         assert seen(path) == found[-1] or found[-1] == before or found[-1] is None
         if not died:
@@ -205,7 +205,7 @@ def test_a_folder_has_its_name_after_all_in_it_is_on_the_disk(
         path.mkdir()
         (path / "old").touch()
     monkeypatch.setattr(durable, "flush", flushed)
-    durable.name(draft, path, aside=aside, passed=steps.append)
+    durable.name(draft, path, backup=aside, on_step=steps.append)
     assert set(steps[:3]) == {draft, draft / "below", draft / "below" / "file"}
     assert steps[3:] == ["flushed", "named", tmp_path]
     assert seen(path) == {"below/file": b"x"}
@@ -224,20 +224,20 @@ def test_a_folder_that_holds_something_is_not_replaced(tmp_path: Path) -> None:
 
 def test_each_step_is_heard_of(tmp_path: Path) -> None:
     steps: list[str] = []
-    durable.write(tmp_path / "file", b"x", mode=durable.SHARED, passed=steps.append)
+    durable.write(tmp_path / "file", b"x", mode=durable.SHARED_MODE, on_step=steps.append)
     assert steps == ["filled", "flushed", "named"]
     mask = os.umask(0)
     os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == durable.SHARED & ~mask
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == durable.SHARED_MODE & ~mask
 
 
 def test_what_is_there_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with pytest.raises(FileExistsError, match="is there already"), durable.drafted(path) as draft:
+    with pytest.raises(FileExistsError, match="is there already"), durable.drafting(path) as draft:
         draft.write_bytes(b"new")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": b"old"}
-    with durable.drafted(path, replace=True) as draft:
+    with durable.drafting(path, replace=True) as draft:
         draft.write_bytes(b"new")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"file": b"new"}
 
@@ -248,7 +248,7 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(FileExistsError, match="device or a pipe"):
         durable.write(pipe, b"x")
-    with pytest.raises(FileExistsError, match="device or a pipe"), durable.drafted(pipe, replace=True) as draft:
+    with pytest.raises(FileExistsError, match="device or a pipe"), durable.drafting(pipe, replace=True) as draft:
         draft.write_bytes(b"x")
     assert [each for each in tmp_path.iterdir() if stat.S_ISFIFO(each.stat().st_mode)] == [*tmp_path.iterdir()]
 
@@ -260,14 +260,14 @@ names = st.text(st.characters(blacklist_characters="/", blacklist_categories=["C
 def test_a_draft_is_known_and_says_what_it_was_to_be(name: str) -> None:
     draft = durable.draft_of(Path("/folder") / name)
     assert draft.parent == Path("/folder")
-    assert durable.meant(draft.name) == name
+    assert durable.final_name(draft.name) == name
     assert durable.draft_of(Path("/folder") / name) != draft
 
 
 @given(names.filter(lambda name: not name.startswith(durable.DRAFT)))
 def test_what_is_no_draft_was_to_be_nothing(name: str) -> None:
-    assert durable.meant(name) == ""
-    assert durable.meant(f"{durable.DRAFT}{name}"[: len(durable.DRAFT) + 12]) == ""
+    assert durable.final_name(name) == ""
+    assert durable.final_name(f"{durable.DRAFT}{name}"[: len(durable.DRAFT) + 12]) == ""
 
 
 def test_a_new_folder_is_on_the_disk_with_those_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from millrace.infra.gateway_processes import (
     counts,
     folder_of,
     is_drained,
-    mark_drained,
+    mark_drain,
     note,
     own_index,
-    retired,
+    retired_indexes,
     with_folder,
 )
 
@@ -79,17 +79,17 @@ def test_one_process_keeps_nothing_of_its_number(tmp_path: Path) -> None:
 def test_those_beyond_the_number_are_retired_while_they_may_hold_something(tmp_path: Path) -> None:
     note(settings(tmp_path, 3), HOUR)
     (tmp_path / "capture-1").mkdir()
-    assert retired(settings(tmp_path, 1), 2 * HOUR) == [1]
-    assert retired(settings(tmp_path, 2), 2 * HOUR) == []
-    assert retired(settings(tmp_path, 4), 2 * HOUR) == []
-    mark_drained(tmp_path / "capture", 1, drained=True)
+    assert retired_indexes(settings(tmp_path, 1), 2 * HOUR) == [1]
+    assert retired_indexes(settings(tmp_path, 2), 2 * HOUR) == []
+    assert retired_indexes(settings(tmp_path, 4), 2 * HOUR) == []
+    mark_drain(tmp_path / "capture", 1, is_drained=True)
     assert is_drained(tmp_path / "capture", 1)
-    assert retired(settings(tmp_path, 1), 2 * HOUR) == []
-    mark_drained(tmp_path / "capture", 1, drained=False)
+    assert retired_indexes(settings(tmp_path, 1), 2 * HOUR) == []
+    mark_drain(tmp_path / "capture", 1, is_drained=False)
     assert not is_drained(tmp_path / "capture", 1)
     note(settings(tmp_path, 1), 2 * HOUR)
-    assert retired(settings(tmp_path, 1), 26 * HOUR) == [1]
-    assert retired(settings(tmp_path, 1), 27 * HOUR) == []
+    assert retired_indexes(settings(tmp_path, 1), 26 * HOUR) == [1]
+    assert retired_indexes(settings(tmp_path, 1), 27 * HOUR) == []
 
 
 def test_an_odd_index_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

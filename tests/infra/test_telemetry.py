@@ -21,7 +21,7 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> tuple[InMemorySpanExporter, InM
     traces, meters = telemetry_export.make([SimpleSpanProcessor(spans)], [metrics])
     monkeypatch.setattr(telemetry, "_tracer", None)
     monkeypatch.setattr(telemetry, "_meter", None)
-    monkeypatch.setattr(telemetry.Instrument, "made", [])
+    monkeypatch.setattr(telemetry.Instrument, "instances", [])
     early = telemetry.counter("millrace.early")
     telemetry.start(traces.get_tracer("t"), meters.get_meter("t"))
     early.add(2, kind="x")
@@ -46,7 +46,7 @@ def test_spans_of_all_processes_lie_below_the_trajectorys_own(exported: tuple[In
         pass
     with telemetry.span("learn", trajectory=trajectory):
         pass
-    telemetry.own("gateway", trajectory, trajectory, began, steps=3)
+    telemetry.export_own_span("gateway", trajectory, trajectory, began, steps=3)
     refine, learn, own = exported[0].get_finished_spans()
     assert f"{own.context.trace_id:032x}" == trajectory.replace("-", "")
     assert own.parent is None
@@ -62,7 +62,7 @@ def test_a_sub_agents_span_lies_below_its_roots(exported: tuple[InMemorySpanExpo
     with telemetry.span("refine", {"traceparent": telemetry.context(root, child)}):
         pass
     for one in (child, root):
-        telemetry.own("gateway", root, one, now_micros())
+        telemetry.export_own_span("gateway", root, one, now_micros())
     refine, below, above = exported[0].get_finished_spans()
     assert refine.parent
     assert below.parent
@@ -103,7 +103,7 @@ def test_the_sampled_share_depends_on_the_trajectory_alone(
             assert bool(telemetry.context(one)) == (
                 one in {s.attributes["millrace.trajectory"] for s in exported[0].get_finished_spans()}
             )
-            telemetry.own("own", one, one, now_micros())
+            telemetry.export_own_span("own", one, one, now_micros())
     traced = [span.context.trace_id for span in exported[0].get_finished_spans()]
     assert 20 < len(set(traced)) < 80
     assert len(traced) == 4 * len(set(traced))

@@ -24,7 +24,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
-from millrace.infra.terminal import CleanFormatter, RowTable, Terminal, clean, escaped, put, put_bytes, put_json
+from millrace.infra.terminal import CleanFormatter, RowTable, Terminal, clean, escape_json, put, put_bytes, put_json
 from tests.support.house import ROOMS
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +159,7 @@ def test_what_is_printed_is_json_whatever_the_numbers_are(value: Any) -> None:
 
 @given(st.text().map(lambda text: text + STEERING))
 def test_escapes_change_no_value(text: str) -> None:
-    made = escaped(json.dumps(text, ensure_ascii=False))
+    made = escape_json(json.dumps(text, ensure_ascii=False))
     assert not OBEYED.search(made)
     assert json.loads(made) == text
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millrace.infra import faults
-from millrace.infra.versions import PIN, directory, located, remove
+from millrace.infra.versions import PIN, directory, locate, remove
 
 NAME = "v3-0123456789ab"
 
@@ -29,12 +29,12 @@ def root(tmp_path: Path) -> Path:
 def test_the_recorded_place_comes_first(root: Path, tmp_path: Path) -> None:
     old = tmp_path / "old" / NAME
     old.mkdir(parents=True)
-    assert located(event(str(old)), root)["uri"] == str(old)
+    assert locate(event(str(old)), root)["uri"] == str(old)
     assert directory(event(f"file://{old}"), f"file://{root}") == old
 
 
 def test_what_is_not_there_is_found_by_its_name(root: Path) -> None:
-    moved = located(event(f"/old/{NAME}", f"/old/deltas/{NAME}.delta"), root)
+    moved = locate(event(f"/old/{NAME}", f"/old/deltas/{NAME}.delta"), root)
     assert moved["uri"] == str(root / NAME)
     assert moved["delta"] == str(root / "deltas" / f"{NAME}.delta")
     assert directory(event(f"file:///old/{NAME}"), f"file://{root}") == root / NAME
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_found_by_its_name(root: Path) -> None:
 @pytest.mark.parametrize("uri", ["/old/v4-0123456789ab", "/old/..", "/old/deltas", "/old/", "s3://old/v3-0123456789ab"])
 def test_what_lies_nowhere_keeps_its_recorded_place(root: Path, uri: str) -> None:
     """A name that no learner gives leads nowhere."""
-    assert located(event(uri, "/old/deltas/x.delta"), root) == event(uri, "/old/deltas/x.delta")
+    assert locate(event(uri, "/old/deltas/x.delta"), root) == event(uri, "/old/deltas/x.delta")
 
 
 @pytest.mark.parametrize("point", ["versions.in_removal", "versions.after_removal"])

@@ -108,19 +108,19 @@ def test_views_that_lag_never_grant_too_much(batch, eta, choices):
                 book = book.completing()
             case "n" if running:
                 deadline, _ = running.pop(pick % len(running))
-                book = book.completing().resolving(deadline, ready=False)
+                book = book.completing().resolving(deadline, is_ready=False)
             case "r" if held:
                 deadline, head = held[0]
                 group = ReleaseCandidate(deadline, eta, head, head)
                 if reserve(group, book, rules.schedule(book)) == "ready":
                     held.pop(0)
                     assert book.seq // batch - head <= eta, "a token older than eta"
-                    book = book.resolving(deadline, ready=True)
+                    book = book.resolving(deadline, is_ready=True)
             case "v":  # the learner commits every batch that is full
                 truth = book.seq // batch
             case "w" if truth > book.version:  # dispatch hears of some of it
                 version = book.version + 1 + pick % (truth - book.version)
-                book = book.advanced(version, version * batch)
+                book = book.advance(version, version * batch)
         real = replace(book, version=truth, seq_hi=truth * batch)
         assert book.granted - book.negative <= rules.schedule(real).end(truth + eta), "(I1) against the truth"
         for k in book.deadlines():

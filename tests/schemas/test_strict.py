@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.infra.stages.base import Emit, Later
-from millrace.infra.stages.outbox import ready
+from millrace.infra.stages.outbox import encode_emit
 from millrace.schemas import codec, registry
 from millrace.schemas.errors import CorruptRecord, SchemaError, UnknownKey
 
@@ -97,7 +97,7 @@ def test_whatever_lies_where_a_record_belongs_is_an_error_of_the_codec(name: str
 def test_a_key_beside_a_place_that_is_not_known_yet_is_found_too() -> None:
     lineage = {"id": "l", "tokens": Later("sample"), "idd": 1}
     with pytest.raises(UnknownKey, match="a Lineage has no key 'idd'"):
-        ready(Emit("p.trajectories", "g", "Trajectory", examples("Trajectory")[0] | {"lineages": [lineage]}))
+        encode_emit(Emit("p.trajectories", "g", "Trajectory", examples("Trajectory")[0] | {"lineages": [lineage]}))
 
 
 def test_an_error_does_not_grow_with_the_key() -> None:

@@ -19,7 +19,7 @@ import orjson
 from millrace.infra.log.base import Record
 from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
-from millrace.streams.seal.rewards import combined, take
+from millrace.streams.seal.rewards import combine, take
 from millrace.testing.world import NAMESPACE
 from tests.support.players import POLICY
 from tests.support.whole import Whole
@@ -67,7 +67,7 @@ class Answers:
         return [row for row in self.events if row[1]["kind"] == kind]
 
     @cached_property
-    def sealed(self) -> dict[Spot, Fields]:
+    def sealed_rewards(self) -> dict[Spot, Fields]:
         """Training samples by where they lie."""
         return {(record.partition, record.offset): sample for record, sample in self.whole.rows("trajectories")}
 
@@ -107,7 +107,7 @@ class Answers:
         ]
 
     @cached_property
-    def refused(self) -> dict[Spot, str]:
+    def refusal(self) -> dict[Spot, str]:
         """What seal said about events that did not count, by where these lie."""
         return {
             (letter["place"]["partition"], letter["place"]["offset"]): letter["reason"]
@@ -229,8 +229,8 @@ class Answers:
             key = (root, body["reward_id"], body["source"])
             if body["replay"] is not None:
                 found[spot] = "replayed"
-            elif spot in self.refused:
-                found[spot] = self.refused[spot]
+            elif spot in self.refusal:
+                found[spot] = self.refusal[spot]
             elif key in counted:
                 found[spot] = "failed" if counted[key] is None else "counted"
             else:
@@ -341,11 +341,11 @@ class Answers:
             counted: Any = {}
             for fate, body in found:
                 if fate in ("counted", "failed", "superseded_reward"):
-                    counted = take(counted, body, place, awaits[root]).counted  # type: ignore[arg-type]
+                    counted = take(counted, body, place, awaits[root]).judgements  # type: ignore[arg-type]
             for fate, body in found:
                 if fate == "late_reward":
-                    after = take(counted, body, place, awaits[root]).counted  # type: ignore[arg-type]
-                    rows.append((root, body["value"], samples[root]["reward"], combined(awaits[root], after)))
+                    after = take(counted, body, place, awaits[root]).judgements  # type: ignore[arg-type]
+                    rows.append((root, body["value"], samples[root]["reward"], combine(awaits[root], after)))
         return rows
 
     def compare(self, a: int, b: int) -> Rows:

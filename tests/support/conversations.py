@@ -61,15 +61,15 @@ class Conversations(History):
         body = model_call(self.id("call"), response, lineage, turn, kept, prompt, output, logprobs, versions)
         asked = orjson.dumps({"messages": messages, "tools": TOOLS})
         trail, outline = self.trails.setdefault(episode["trajectory"], RequestTrail()), outlined(asked)
-        stored = trail.stored(asked, outline)
-        body |= {"request": stored.request, "request_base": stored.base, "request_kept": stored.kept}
+        stored = trail.compress(asked, outline)
+        body |= {"request": stored.request, "request_base": stored.base, "request_kept": stored.overlap}
         body["supersedes"] = supersedes
         body["response"] = orjson.dumps({"choices": [{"index": 0, "message": reply}]})
         if withheld:
             body |= {"trainable": False, "untrainable_reason": "redacted"}
         event = self.speak(episode, "model_call", body)
         if not withheld:  # refine would withhold what goes on from it
-            trail.recorded(event, outline)
+            trail.add(event, outline)
         messages.append(reply)
         if tool:
             asked_for = {"call_id": tool, "name": "look", "arguments": arguments, "response_id": response}

@@ -23,7 +23,7 @@ from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.served_policy import Awaited, Served
+from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
@@ -31,7 +31,7 @@ from millrace.producers.gateway.processes.owner import ProcessLayout
 from millrace.producers.gateway.serve import serve
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.ids import now_micros
@@ -227,8 +227,8 @@ async def world(
     upstream: Any = None,
     port: int | None = None,
     required: bool = False,
-    others: Sequence[Served] = (),
-    awaited: Sequence[Awaited] = (),
+    others: Sequence[ServedPolicy] = (),
+    awaited: Sequence[AwaitedPolicy] = (),
     layout: ProcessLayout | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
@@ -241,11 +241,11 @@ async def world(
     log = CaptureLog(folder_of(shared, index), **(log_options or {}))
     sessions = Sessions(shared, POLICY, index=index)
     made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
-    spending, underway = Spending(made.limits), Underway(log.folder)
+    spending, underway = Spending(made.limits), StreamingMarks(log.folder)
     sessions.rebuild(log, spending, underway)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
-    recorder = Recorder(log, required=required, spending=spending, underway=underway)
+    recorder = Recorder(log, is_required=required, spending=spending, underway=underway)
     recorder.label_cut(sessions.live)
     gateway = Gateway(made, sessions, recorder, fleet, renderer, others, awaited)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
@@ -255,7 +255,7 @@ async def world(
     serving = asyncio.create_task(serve(gateway, "127.0.0.1", port, stop, upstream, None, crossing))
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:
-        if crossing is None or not crossing.retired:
+        if crossing is None or not crossing.is_retired:
             await _answers(http)
         while crossing is not None and not (crossing.socket.exists() or serving.done()):
             await asyncio.sleep(0.01)

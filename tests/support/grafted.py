@@ -13,7 +13,7 @@ from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, weight_event
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.history import newest
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.history.newest import Head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name
@@ -39,7 +39,7 @@ def graft(
     first: WeightVersion = {**begins.weights, "policy": name, "version": 0, "parent": at, "parent_policy": source}
     first |= {"seq_lo": 0, "seq_hi": 0, "batch": 2, "eta": 1, "shards": 1, "group_size": 2}
     entry: LedgerEntry = {**begins.entry, "policy": name, "version": 0, "seq_lo": 0, "seq_hi": 0, "groups": []}
-    heads = [Head(first, chained({**entry, "ranks": [], "metrics": {}}, b""))]
+    heads = [Head(first, chain_entry({**entry, "ranks": [], "metrics": {}}, b""))]
     for number, groups in enumerate(batches, 1):
         head = heads[-1]
         digest = f"{number:02x}" * 32

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.infra.log.base import Outgoing, Record
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.topics import partition_of, stages_of, turns_of
 from millrace.schemas import codec
 from millrace.schemas.chain import START, VERSION, event_hash
@@ -390,7 +390,7 @@ class History(Log):
         self.weights |= first if version == 0 else dict.fromkeys(first)
         eta = max((self.eta_of(group["ticket"]) for group in batch), default=self.eta)
         entry = ledger_entry(version, low, batch, digest, eta, self.now)
-        self.entry = dict(chained(entry, self.entry.get("hash", b"")))  # type: ignore[arg-type]
+        self.entry = dict(chain_entry(entry, self.entry.get("hash", b"")))  # type: ignore[arg-type]
         self.now += SECOND
         self.commit(
             [

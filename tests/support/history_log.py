@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from millrace.consumers.scores import named
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name, stages_of, turns_of
 from millrace.schemas import codec
@@ -104,7 +104,7 @@ class Log:
         prev = b""
         known = {}
         for record, entry in self.rows("ledger"):
-            linked = dict(chained(entry, prev))  # type: ignore[arg-type]
+            linked = dict(chain_entry(entry, prev))  # type: ignore[arg-type]
             prev = linked["hash"]
             known[entry["version"]] = {"digest": entry["digest"], "ledger_hash": prev.hex()}
             self.rewrite(record, linked)

@@ -23,11 +23,11 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.served_policy import Served
+from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
@@ -166,11 +166,12 @@ class InProcess:
         self.log = CaptureLog(folder / "capture")
         self.sessions = Sessions(self.log.folder, POLICY)
         settings = GatewayOptions(**{"policy": POLICY, "patience_s": 0.0, **options})
-        spending, underway = Spending(settings.limits), Underway(self.log.folder)
+        spending, underway = Spending(settings.limits), StreamingMarks(self.log.folder)
         self.rebuilt = self.sessions.rebuild(self.log, spending, underway)
         self._versions = versions
         served = [
-            Served(name, renderer, _fleet(name, answers), settings.max_model_len) for name, answers in others.items()
+            ServedPolicy(name, renderer, _fleet(name, answers), settings.max_model_len)
+            for name, answers in others.items()
         ]
         own = None if upstream else renderer
         recorder = Recorder(self.log, spending=spending, underway=underway)

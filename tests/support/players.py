@@ -69,7 +69,7 @@ def version_zero(plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
     event |= {"files": {}, "tokenizer_hash": "", "template_hash": "", "seq_lo": 0, "seq_hi": 0, "time": 0}
     event |= {"batch": plan.batch, "eta": plan.eta, "shards": 2, "group_size": plan.size, "parent_policy": None}
     entry = _entry(plan.policy, 0, [], first_digest(), 0, 0) | {"layout": "", "eta": plan.eta}
-    return event, ledger.chained(entry, b"")  # type: ignore[arg-type]
+    return event, ledger.chain_entry(entry, b"")  # type: ignore[arg-type]
 
 
 def _entry(policy: str, version: int, groups: list[Any], digest: str, lo: int, hi: int) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _records(head: newest.Head, batch: Batch, masked: int) -> tuple[Any, Any]:
     event = {**head.weights, "version": head.version + 1, "parent": head.version, "digest": digest}
     event |= {"seq_lo": batch.seq_lo, "seq_hi": batch.seq_hi}
     event |= dict.fromkeys(("batch", "eta", "shards", "group_size"))
-    return event, ledger.chained(entry, head.entry["hash"])  # type: ignore[arg-type]
+    return event, ledger.chain_entry(entry, head.entry["hash"])  # type: ignore[arg-type]
 
 
 Learner.life = Life

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.formats.spans.otlp_json import Span, spans
 from millrace.producers.intake.otlp.assembler import Assembler
-from millrace.producers.intake.otlp.conversation_events import Emitted
-from millrace.producers.intake.otlp.records import Closed, Took, decode, encode
+from millrace.producers.intake.otlp.conversation_events import EmittedEvent
+from millrace.producers.intake.otlp.records import ClosedConversation, Took, decode, encode
 from tests.support.imported import AT, GEN_AI, attributes, logged, traced
 
 TRACES = ("0af7651916cd43dd8448eb211c80319c", "1bf7651916cd43dd8448eb211c80319d", "2cf7651916cd43dd8448eb211c80319e")
@@ -70,26 +70,26 @@ class Folded:
 
     def __init__(self, quiet: int = 10) -> None:
         self.assembler = Assembler("p", quiet)
-        self.events: list[Emitted] = []
+        self.events: list[EmittedEvent] = []
         self.records: list[bytes] = []
 
     def took(self, given: Sequence[Span], at: int, tenant: str = "local") -> None:
         self._fold(Took(tenant, at, list(given)))
 
     def close(self, at: int, captured: Sequence[str] = ()) -> int:
-        due = self.assembler.due(at)
+        due = self.assembler.all_over(at)
         for one in due:
-            self._fold(Closed(one.tenant, one.at, one.traces, one.since, list(captured)))
+            self._fold(ClosedConversation(one.tenant, one.at, one.traces, one.since, list(captured)))
         return len(due)
 
-    def _fold(self, record: Took | Closed) -> None:
+    def _fold(self, record: Took | ClosedConversation) -> None:
         data = encode(record)
         self.records.append(data)
         again = decode(data)
         if isinstance(again, Took):
             self.events += self.assembler.took(again, len(self.records) - 1)
         else:
-            self.events += self.assembler.closed(again)
+            self.events += self.assembler.close(again)
 
     @property
     def told(self) -> list[tuple[str, str, int, Any]]:

@@ -320,7 +320,7 @@ class ResponsesSpeaker(OpenaiSpeaker):
         return given
 
     async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
-        given = self._given(talk, tools, system, most) | more
+        given = self._arguments(talk, tools, system, most) | more
         if stop:
             given["extra_body"] = {"stop": list(stop)}
         if not stream:
@@ -376,7 +376,7 @@ class SocketSpeaker(ResponsesSpeaker):
     unauthorized = InvalidStatus
 
     async def say(self, talk, *, stream, tools=(), system="", stop=(), most=100, **more):  # type: ignore[no-untyped-def]
-        given = self._given(talk, tools, system, most) | more
+        given = self._arguments(talk, tools, system, most) | more
         async with self.client.responses.connect() as connection:
             return await self.over(connection, **given)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 
 
 def entry(version: int, lo: int, hi: int, previous: bytes, **over: Any) -> Any:
@@ -32,7 +32,7 @@ def entry(version: int, lo: int, hi: int, previous: bytes, **over: Any) -> Any:
         "time": 5,
         **over,
     }
-    return chained(row, previous)
+    return chain_entry(row, previous)
 
 
 def weights(version: int, digest: str) -> Any:

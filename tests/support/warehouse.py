@@ -20,7 +20,7 @@ from pathlib import Path
 from millrace.consumers.warehouse.ingest import blocks as cutting
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.columns import quoted, text
+from millrace.consumers.warehouse.store.columns import backtick, text
 from millrace.consumers.warehouse.store.migrations import migrate
 from millrace.consumers.warehouse.store.server import Server
 from millrace.consumers.warehouse.store.tables import LOG, TABLES, UNREADABLE
@@ -186,18 +186,18 @@ def digests(store: Store, namespace: str = "") -> Digests:
     where = f"WHERE startsWith(topic, {text(namespace + '.')})" if namespace else ""
     found: Digests = {}
     for name, some in columns.items():
-        sums = (f"sum(cityHash64(toString(topic), part, off, toString({quoted(column.name)})))" for column in some)
+        sums = (f"sum(cityHash64(toString(topic), part, off, toString({backtick(column.name)})))" for column in some)
         (count, *values), *_ = store.rows(f"SELECT count(), {', '.join(sums)} FROM {LOG}.{name} {where}")
         found[name] = (count, {column.name: value for column, value in zip(some, values, strict=True)})
     return found
 
 
-def differing(one: Digests, other: Digests) -> list[str]:
+def differing(first: Digests, second: Digests) -> list[str]:
     """Tables and columns in which two differ, in words."""
     out = []
-    for name, (count, values) in one.items():
-        others, them = other[name]
-        wrong = [column for column, value in values.items() if them[column] != value]
-        if count != others or wrong:
-            out.append(f"{name}: {count} rows and {others}; columns {', '.join(wrong) or 'equal'}")
+    for name, (count, values) in first.items():
+        second_count, second_values = second[name]
+        wrong = [column for column, value in values.items() if second_values[column] != value]
+        if count != second_count or wrong:
+            out.append(f"{name}: {count} rows and {second_count}; columns {', '.join(wrong) or 'equal'}")
     return out

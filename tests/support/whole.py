@@ -164,7 +164,7 @@ def _begin(world: World, plan: Plan) -> None:
     entry |= {"libraries": {}, "cpu": "", "config_hash": "", "code_hash": "", "metrics": {}, "eta": plan.eta}
     entry |= {"prev_hash": b"", "hash": b"", "time": world.now}
     world.send(f"{POLICY}.weights", POLICY, "WeightVersion", event)
-    world.send(f"{POLICY}.ledger", "0", "LedgerEntry", ledger.chained(entry, b""))  # type: ignore[arg-type]
+    world.send(f"{POLICY}.ledger", "0", "LedgerEntry", ledger.chain_entry(entry, b""))  # type: ignore[arg-type]
 
 
 def _decide(world: World, name: str, value: object) -> None:
@@ -236,7 +236,7 @@ class _Trainer(Life):
             "metrics": metrics | histogram([float(n) for n in counts]) | batch_staleness(batch, self.head.version),
             "time": world.now,
         }
-        return event, ledger.chained(entry, self.head.entry["hash"])
+        return event, ledger.chain_entry(entry, self.head.entry["hash"])
 
 
 def _ages(sample: Mapping[str, Any], version: int) -> Any:

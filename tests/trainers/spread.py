@@ -23,7 +23,7 @@ Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor
 
 def _outcome(run: ForwardPass | cp.ContextPass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logprobs, entropy = run.tokens(0.7)
-    squares, _ = run.compared(1.0, lambda ours, theirs: (ours * theirs).sum(-1))
+    squares, _ = run.comparison(1.0, lambda ours, theirs: (ours * theirs).sum(-1))
     weights = torch.linspace(-1, 2, len(logprobs))
     (logprobs @ weights + squares.sum()).backward()
     return logprobs.detach(), entropy, squares.detach()
@@ -77,12 +77,12 @@ def micros_piped(
     group = dist.group.WORLD
     assert group is not None
     pipe = pp.Pipe(group, rank, world, schedule, backend.clock)
-    models = [build(state.assets, state.weights, stage) for stage in pipe.mine]
+    models = [build(state.assets, state.weights, stage) for stage in pipe.own_stages]
     shapes = [(1, batch.tokens.shape[1], models[0].config.hidden_size) for batch in batches]
     found: dict[int, torch.Tensor] = {}
 
     def forward(chunk: int, micro: int, hidden: torch.Tensor | None) -> torch.Tensor:
-        run = ForwardPass(models[chunk], batches[micro], fed=pp.fed(hidden))
+        run = ForwardPass(models[chunk], batches[micro], fed=pp.stage_input(hidden))
         if not pipe.stage(chunk).last:
             return run.hidden()
         logprobs = run.tokens(1.0)[0]

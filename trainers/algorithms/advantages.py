@@ -36,7 +36,7 @@ def overlong_penalty(lengths: F64, *, limit: int, buffer: int, factor: float) ->
     return np.minimum(-(lengths - (limit - buffer)) / buffer * factor, 0.0)
 
 
-def shaped(rewards: F64, *, bias: float, scale: float, clip: float) -> F64:
+def shape(rewards: F64, *, bias: float, scale: float, clip: float) -> F64:
     """clip((r + bias) * scale, -clip, clip)."""
     return np.clip((rewards + bias) * scale, -clip, clip)
 
@@ -83,8 +83,8 @@ def turn_gae(
     starts, counts = by_turn(turns, lengths)
     if not len(starts):
         return np.zeros(0), np.zeros(0)
-    earned, first = np.add.reduceat(rewards, starts), values[starts]
-    by_turn_estimate = gae(earned, first, counts, discount=discount, lam=lam, bootstrap=bootstrap)
+    turn_rewards, first = np.add.reduceat(rewards, starts), values[starts]
+    by_turn_estimate = gae(turn_rewards, first, counts, discount=discount, lam=lam, bootstrap=bootstrap)
     sizes = np.diff([*starts, len(rewards)])
     return np.repeat(by_turn_estimate, sizes), np.repeat(by_turn_estimate + first, sizes)
 

@@ -56,25 +56,25 @@ class Awr(TokenAlgorithm):
             out[sample] = {KEEP: keep, WEIGHT: np.full(len(keep), weight or 0.0, np.float32)}
         return out
 
-    def _weights(self, earned: Earned) -> Earned:
+    def _weights(self, by_trajectory: Earned) -> Earned:
         """w by group and trajectory, from the rewards."""
         groups: dict[str, list[float]] = {}
-        for (group, _), reward in earned.items():
+        for (group, _), reward in by_trajectory.items():
             groups.setdefault(group, []).append(reward)
         means = {group: math.fsum(rewards) / len(rewards) for group, rewards in groups.items()}
         most = math.log(self.weight_clip)  # before the exponential, which then cannot overflow
         return {
             (group, name): math.exp(min((reward - means[group]) / self.beta, most))
-            for (group, name), reward in earned.items()
+            for (group, name), reward in by_trajectory.items()
         }
 
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
         weight = batch.column(WEIGHT)
-        bound = weight >= self.weight_clip * (1 - 1e-6)
+        is_clipped = weight >= self.weight_clip * (1 - 1e-6)
         sums = {
             "kept": batch.keep.sum(),
             "entropy": token_sum(entropy, batch.keep),
             "weight": token_sum(weight, batch.keep),
-            "clipped": token_sum(bound.float(), batch.keep),
+            "clipped": token_sum(is_clipped.float(), batch.keep),
         }
         return token_sum(-weight * logprobs, batch.keep), sums

@@ -37,7 +37,7 @@ class Run(Protocol):
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, and entropies float32[M] without gradient."""
 
-    def compared(
+    def comparison(
         self, temperature: float, of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `of` makes of the log-probabilities of the whole vocabulary at some labels, this model's (with gradient)
@@ -97,7 +97,7 @@ class Algorithm(ABC):
         """The samples that are trained at all. The others are counted nowhere."""
         return list(samples)
 
-    def earned(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> Earned:
         """The reward that each trajectory is trained with, where it has one."""
         return recorded(samples)
 

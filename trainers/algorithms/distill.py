@@ -34,9 +34,9 @@ from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 
-def towards(teacher: torch.Tensor, logprobs: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+def towards(teacher: torch.Tensor, logprobs: torch.Tensor, old_logprobs: torch.Tensor) -> torch.Tensor:
     """float[M] each, of the drawn tokens -> the loss that pulls them to the teacher, float[M]."""
-    return torch.exp(logprobs - old) * (logprobs.detach() - teacher)
+    return torch.exp(logprobs - old_logprobs) * (logprobs.detach() - teacher)
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, direction: str) -> torch.Tensor:
@@ -74,5 +74,5 @@ class Distill(Algorithm):
 
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
         keep = run.batch.keep
-        gaps, entropy = run.compared(self.temperature, partial(divergence, direction=self.direction))
+        gaps, entropy = run.comparison(self.temperature, partial(divergence, direction=self.direction))
         return token_sum(gaps, keep), {"kept": keep.sum(), "entropy": token_sum(entropy, keep)}

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import complete, group_sums, paired
+from millrace.trainers.algorithms.pairs import complete, group_sums, pair_weights
 from millrace.trainers.batches.packing import REFERENCE, SIDE, Packed
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
@@ -52,7 +52,7 @@ class Dpo(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        weights = paired(samples, oldest)
+        weights = pair_weights(samples, oldest)
         if scores is None or REFERENCE not in scores:
             raise BadConfiguration("preferences are learned against a reference; score the batch with it first")
         for sample, columns in weights.items():

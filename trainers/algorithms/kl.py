@@ -17,7 +17,7 @@ import torch
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 ESTIMATORS: tuple[str, ...] = ("k1", "k2", "k3")
-BOUND = 10.0
+CLAMP = 10.0
 TINY = 1e-8
 
 

@@ -79,11 +79,11 @@ def translate(knobs: Mapping[str, object]) -> dict[str, object]:
     for name, value in knobs.items():
         if name in GONE:
             raise BadConfiguration(f"knob {name} no longer exists: {GONE[name]}")
-        for knob, meant in _translations(name, value):
+        for knob, setting in _translations(name, value):
             if knob in sources:
                 raise BadConfiguration(f"{sources[knob]} and {name} are one knob; keep one of them")
             sources[knob] = name
-            out[knob] = VALUES.get(knob, {}).get(meant, meant) if isinstance(meant, str) else meant
+            out[knob] = VALUES.get(knob, {}).get(setting, setting) if isinstance(setting, str) else setting
     if "eps_clip" in knobs and "clip_high" not in out:
         out["clip_high"] = None
     return out
@@ -111,6 +111,6 @@ def check_switches(name: str, knobs: Mapping[str, object], values: Mapping[str, 
 
 def _translations(name: str, value: object) -> list[tuple[str, object]]:
     if name in SWITCHES and isinstance(value, bool):
-        sets, knob, meant = SWITCHES[name]
-        return [(knob, meant)] if value is sets else []
+        sets, knob, setting = SWITCHES[name]
+        return [(knob, setting)] if value is sets else []
     return [(RENAMED.get(name, name), value)]

@@ -70,7 +70,7 @@ class Norm:
                 mean, std = (_level(part) for part in value.split("/"))
                 return cls(mean, std)
             case Mapping():
-                return cls(**_checked(value))
+                return cls(**_check_table(value))
         raise BadConfiguration(
             f'a normalisation is a table, "mean/std" such as "group/batch", or "none"; not {value!r}'
         )
@@ -80,7 +80,7 @@ def _level(value: object) -> Any:
     return None if value in ("none", "", "null") else value
 
 
-def _checked(table: Mapping[str, object]) -> dict[str, Any]:
+def _check_table(table: Mapping[str, object]) -> dict[str, Any]:
     names = [field.name for field in fields(Norm)]
     for name in table:
         if name == "group_size":
@@ -99,17 +99,17 @@ def normalise(
     reduce: Reduce = alone,
 ) -> NDArray[np.float64]:
     """values float64[n], the group of each, mask bool[n] -> float64[n]. All masked: unchanged."""
-    counted = np.ones(len(values), bool) if mask is None else np.asarray(mask, bool)
+    is_counted = np.ones(len(values), bool) if mask is None else np.asarray(mask, bool)
     of_group: dict[str, list[int]] = {}
-    for index in np.flatnonzero(counted):
+    for index in np.flatnonzero(is_counted):
         of_group.setdefault(groups[index], []).append(int(index))
     members = [np.array(indices) for indices in of_group.values()]
-    mean = _means(values, counted, members, norm, reduce)
-    divisor = _divisors(values, counted, members, norm, reduce)
-    if len(values) and not counted.any():
+    mean = _means(values, is_counted, members, norm, reduce)
+    divisor = _divisors(values, is_counted, members, norm, reduce)
+    if len(values) and not is_counted.any():
         return values
     out = np.zeros(len(values))
-    out[counted] = ((values - mean) / divisor)[counted]
+    out[is_counted] = ((values - mean) / divisor)[is_counted]
     return out
 
 
@@ -117,11 +117,11 @@ _Members = list[NDArray[np.int64]]
 
 
 def _means(
-    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], is_counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     mean = np.zeros(len(values))
     if norm.mean_level == "batch":
-        total, count = reduce([math.fsum(values[counted]), float(counted.sum())])
+        total, count = reduce([math.fsum(values[is_counted]), float(is_counted.sum())])
         if norm.mean_leave1out:
             mean[:] = (total - values) / (count - 1) if count > 1 else values
         else:
@@ -137,14 +137,14 @@ def _means(
 
 
 def _divisors(
-    values: NDArray[np.float64], counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
+    values: NDArray[np.float64], is_counted: NDArray[np.bool_], members: _Members, norm: Norm, reduce: Reduce
 ) -> NDArray[np.float64]:
     divisor = np.ones(len(values))
     if norm.std_level == "batch":
         # Two passes: the sum of squares less the square of the sum would lose what is small beside the mean.
-        total, count = reduce([math.fsum(values[counted]), float(counted.sum())])
+        total, count = reduce([math.fsum(values[is_counted]), float(is_counted.sum())])
         mean = total / count if count else 0.0
-        (squares,) = reduce([math.fsum((values[counted] - mean) ** 2)])
+        (squares,) = reduce([math.fsum((values[is_counted] - mean) ** 2)])
         divisor[:] = _std(squares, count, norm) + norm.eps
     elif norm.std_level == "group":
         for indices in members:

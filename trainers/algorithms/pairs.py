@@ -23,7 +23,7 @@ from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 
-def paired(samples: Sequence[Sample], oldest: int | None) -> Weights:
+def pair_weights(samples: Sequence[Sample], oldest: int | None) -> Weights:
     """keep and side of every sample. A group without two rewards that differ is no pair; one with more than two
     trajectories is refused."""
     groups: dict[str, dict[str, list[Sample]]] = {}
@@ -46,9 +46,9 @@ def paired(samples: Sequence[Sample], oldest: int | None) -> Weights:
 
 def _sides(trajectories: dict[str, list[Sample]], oldest: int | None) -> dict[str, float]:
     rewards = {name: lineages[0].reward for name, lineages in trajectories.items()}
-    alive = all(any(fresh(s, oldest).any() for s in lineages) for lineages in trajectories.values())
+    are_fresh = all(any(fresh(s, oldest).any() for s in lineages) for lineages in trajectories.values())
     marks = {name: reward for name, reward in rewards.items() if reward is not None}
-    if len(marks) < 2 or not alive or len(set(marks.values())) < 2:
+    if len(marks) < 2 or not are_fresh or len(set(marks.values())) < 2:
         return {}
     best = max(marks, key=lambda name: marks[name])
     return {name: 1.0 if name == best else -1.0 for name in marks}

@@ -30,7 +30,7 @@ from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.masks import fresh, second_moment
 from millrace.trainers.algorithms.normalisation import Reduce, alone, normalise
 from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
-from millrace.trainers.algorithms.repair import clamped, repair
+from millrace.trainers.algorithms.repair import clamp_marks, repair
 from millrace.trainers.algorithms.rewards import Earned, mixed, recorded
 from millrace.trainers.algorithms.value_loss import ValueLoss
 from millrace.trainers.batches.packing import (
@@ -95,7 +95,7 @@ class PolicyGradient(TokenAlgorithm):
             VALUES: k.critic,
             REWARD_MODEL: k.reward_model_coef > 0,
         }
-        return tuple(name for name, needed in roles.items() if needed)
+        return tuple(name for name, is_needed in roles.items() if is_needed)
 
     @property
     def critic(self) -> Algorithm | None:
@@ -120,35 +120,35 @@ class PolicyGradient(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        k, scored = self.knobs, dict(scores or {})
-        ordered = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
-        lengths = np.array([s.trainable for s in ordered], np.int64)
-        earned = self.earned(ordered, scored)
-        outcomes = self._outcomes(ordered, earned, reduce)
-        keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in earned) for s in ordered], np.bool_)
-        behaviour = _flat([s.logprobs[s.mask != 0] for s in ordered], np.float32)
-        old = _scored(scored, PROXIMAL, ordered) if k.needs_proximal and scored else behaviour
-        rewards = adv.outcome_rewards(self._kl_rewards(ordered, old, keep, scored), lengths, outcomes)
-        values, last = np.zeros(len(old)), np.zeros(len(ordered))
+        k, score_table = self.knobs, dict(scores or {})
+        in_order = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
+        lengths = np.array([s.trainable for s in in_order], np.int64)
+        reward_table = self.trained_rewards(in_order, score_table)
+        outcomes = self._outcomes(in_order, reward_table, reduce)
+        keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in reward_table) for s in in_order], np.bool_)
+        behaviour = _flat([s.logprobs[s.mask != 0] for s in in_order], np.float32)
+        old_logprobs = _role_scores(score_table, PROXIMAL, in_order) if k.needs_proximal and score_table else behaviour
+        rewards = adv.outcome_rewards(self._kl_rewards(in_order, old_logprobs, keep, score_table), lengths, outcomes)
+        values, last = np.zeros(len(old_logprobs)), np.zeros(len(in_order))
         if k.critic:
-            every = _scored(scored, VALUES, ordered).astype(np.float64)
+            every = _role_scores(score_table, VALUES, in_order).astype(np.float64)
             ends = np.cumsum(lengths + 1) - 1
             values, last = np.delete(every, ends), every[ends]
-        advantages, returns = self._estimate(ordered, rewards, values, lengths, last)
+        advantages, returns = self._estimate(in_order, rewards, values, lengths, last)
         if k.advantage_norm is not None:
-            groups = [s.group for s, n in zip(ordered, lengths, strict=True) for _ in range(n)]
+            groups = [s.group for s, n in zip(in_order, lengths, strict=True) for _ in range(n)]
             advantages = normalise(advantages, groups, k.advantage_norm, mask=keep, reduce=reduce)
         if k.m2_threshold is not None:
-            keep = second_moment(behaviour, _scored(scored, PROXIMAL, ordered), keep, k.m2_threshold, reduce)
+            keep = second_moment(behaviour, _role_scores(score_table, PROXIMAL, in_order), keep, k.m2_threshold, reduce)
         columns = {ADVANTAGES: advantages, KEEP: keep}
         if k.critic:
             columns |= {RETURNS: returns, VALUES: values}
         for name in self.needs:
-            if name in scored and name not in (VALUES, REWARD_MODEL):
-                columns[name] = _scored(scored, name, ordered)
-        return _by_sample(ordered, lengths, columns)
+            if name in score_table and name not in (VALUES, REWARD_MODEL):
+                columns[name] = _role_scores(score_table, name, in_order)
+        return _by_sample(in_order, lengths, columns)
 
-    def earned(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> Earned:
         k = self.knobs
         if k.reward_model_coef == 0:
             return recorded(samples)
@@ -157,79 +157,83 @@ class PolicyGradient(TokenAlgorithm):
         coefs = {"recorded_coef": k.recorded_coef, "reward_model_coef": k.reward_model_coef}
         return mixed(samples, scores[REWARD_MODEL], **coefs)
 
-    def _outcomes(self, ordered: Sequence[Sample], earned: Earned, reduce: Reduce) -> adv.F64:
+    def _outcomes(self, in_order: Sequence[Sample], reward_table: Earned, reduce: Reduce) -> adv.F64:
         """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
         k = self.knobs
-        trajectories = sorted(earned)
-        rewards = np.array([earned[key] for key in trajectories], np.float64)
+        trajectories = sorted(reward_table)
+        rewards = np.array([reward_table[key] for key in trajectories], np.float64)
         if k.overlong_tokens:
             longest: dict[str, int] = {}
-            for sample in ordered:
+            for sample in in_order:
                 longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
             sizes = np.array([longest[trajectory] for _, trajectory in trajectories], np.float64)
             rewards = rewards + adv.overlong_penalty(
                 sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
             )
-        rewards = adv.shaped(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
+        rewards = adv.shape(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
         if k.reward_norm is not None:
             rewards = normalise(rewards, [group for group, _ in trajectories], k.reward_norm, reduce=reduce)
         by_trajectory = dict(zip(trajectories, rewards.tolist(), strict=True))
         return np.array(
             [
                 0.0 if s.truncated and k.mask_truncated else by_trajectory.get((s.group, s.trajectory), 0.0)
-                for s in ordered
+                for s in in_order
             ],
             np.float64,
         )
 
     def _kl_rewards(
-        self, ordered: Sequence[Sample], old: NDArray[np.float32], keep: NDArray[np.bool_], scores: Scores
+        self, in_order: Sequence[Sample], old_logprobs: NDArray[np.float32], keep: NDArray[np.bool_], scores: Scores
     ) -> adv.F64:
         if self.knobs.kl_coef == 0:
-            return np.zeros(len(old))
-        reference = _scored(scores, REFERENCE, ordered)
-        gap = kl.estimate(self.knobs.kl_estimator, torch.from_numpy(old).double(), torch.from_numpy(reference).double())
-        return np.where(keep, -self.knobs.kl_coef * gap.clamp(-kl.BOUND, kl.BOUND).numpy(), 0.0)
+            return np.zeros(len(old_logprobs))
+        reference = _role_scores(scores, REFERENCE, in_order)
+        gap = kl.estimate(
+            self.knobs.kl_estimator, torch.from_numpy(old_logprobs).double(), torch.from_numpy(reference).double()
+        )
+        return np.where(keep, -self.knobs.kl_coef * gap.clamp(-kl.CLAMP, kl.CLAMP).numpy(), 0.0)
 
     def _estimate(
-        self, ordered: Sequence[Sample], earned: adv.F64, values: adv.F64, lengths: adv.Ints, last: adv.F64
+        self, in_order: Sequence[Sample], rewards: adv.F64, values: adv.F64, lengths: adv.Ints, last: adv.F64
     ) -> tuple[adv.F64, adv.F64]:
         k = self.knobs
-        turns = adv.turns_of([s.mask for s in ordered])
+        turns = adv.turns_of([s.mask for s in in_order])
         sizes = lengths if k.gae_unit == "token" else adv.by_turn(turns, lengths)[1]
         lam = adv.lambdas(k.gae_lambda_by, k.gae_lambda, sizes)
-        goes_on = np.array([s.truncated and k.bootstrap_truncated for s in ordered], bool)
+        goes_on = np.array([s.truncated and k.bootstrap_truncated for s in in_order], bool)
         bootstrap = np.where(goes_on, last, 0.0)
         if k.gae_unit == "turn":
-            return adv.turn_gae(earned, values, turns, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
-        advantages = adv.gae(earned, values, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
+            return adv.turn_gae(rewards, values, turns, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
+        advantages = adv.gae(rewards, values, lengths, discount=k.discount, lam=lam, bootstrap=bootstrap)
         return advantages, advantages + values
 
     # ---- in the step
 
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
         k, keep = self.knobs, batch.keep
-        old = self._old(logprobs, batch)
+        old_logprobs = self._old_logprobs(logprobs, batch)
         # What is masked must not reach an exponential: its gradient would be 0 times infinity.
-        logprobs = torch.where(keep > 0, logprobs, old)
+        logprobs = torch.where(keep > 0, logprobs, old_logprobs)
         weight = torch.ones_like(batch.behaviour)
         if k.decoupled:
-            weight, keep = repair(old, batch.behaviour, keep, k.rejection, batch)
+            weight, keep = repair(old_logprobs, batch.behaviour, keep, k.rejection, batch)
             weight = torch.where(keep > 0, weight, 0.0)
-        ratio, advantages = torch.exp(logprobs - old), batch.advantages
+        ratio, advantages = torch.exp(logprobs - old_logprobs), batch.advantages
         if k.ratio_level == "sequence":
-            ratio = sequence_ratio(logprobs - old, batch.keep, batch)
+            ratio = sequence_ratio(logprobs - old_logprobs, batch.keep, batch)
             advantages = sequence_advantages(advantages, batch.keep, batch)
-        clipped = torch.zeros_like(ratio, dtype=torch.bool)
+        is_clipped = torch.zeros_like(ratio, dtype=torch.bool)
         if k.objective == "clip":
-            losses, clipped = clipped_surrogate(ratio, advantages, k.clip_low, k.high, k.dual_clip)
+            losses, is_clipped = clipped_surrogate(ratio, advantages, k.clip_low, k.high, k.dual_clip)
         elif k.objective == "sapo":
             losses = sapo(ratio, advantages, k.sapo_tau_pos, k.sapo_tau_neg)
         else:
             losses = cispo(logprobs, ratio, advantages, k.clip_low, k.high)
         losses = weight * losses
         if k.teacher_coef > 0:
-            losses = k.rl_coef * losses + k.teacher_coef * distill.towards(batch.column(TEACHER), logprobs, old)
+            losses = k.rl_coef * losses + k.teacher_coef * distill.towards(
+                batch.column(TEACHER), logprobs, old_logprobs
+            )
         if k.kl_loss_coef > 0:
             gap = kl.estimate(k.kl_estimator, logprobs, batch.column(REFERENCE))
             losses = losses + k.kl_loss_coef * gap
@@ -238,7 +242,7 @@ class PolicyGradient(TokenAlgorithm):
             distance = logprobs.detach() - batch.behaviour
             sums = {
                 "kept": keep.sum(),
-                "clipped": token_sum(clipped.float(), keep),
+                "clipped": token_sum(is_clipped.float(), keep),
                 "ratio": token_sum(ratio.detach(), keep),
                 "kl": token_sum(torch.exp(distance) - 1 - distance, keep),
                 "entropy": token_sum(entropy, keep),
@@ -247,7 +251,7 @@ class PolicyGradient(TokenAlgorithm):
             if k.rejection is not None:
                 sums["rejected"] = batch.keep.sum() - keep.sum()
                 if k.rejection.action == "clamp":
-                    share = clamped(old, batch.behaviour, batch.keep, k.rejection, batch)
+                    share = clamp_marks(old_logprobs, batch.behaviour, batch.keep, k.rejection, batch)
                     sums["clamped"] = token_sum(share, keep)
             if k.kl_loss_coef > 0:
                 sums["reference_kl"] = token_sum(gap.detach(), keep)
@@ -255,13 +259,15 @@ class PolicyGradient(TokenAlgorithm):
                 sums["teacher_kl"] = token_sum(logprobs.detach() - batch.column(TEACHER), keep)
             if self._compares:
                 for kind in proximal.APPROXIMATIONS:
-                    sums[f"error_{kind}"] = token_sum((self._approximate(kind, logprobs, batch) - old).abs(), keep)
+                    sums[f"error_{kind}"] = token_sum(
+                        (self._approximate(kind, logprobs, batch) - old_logprobs).abs(), keep
+                    )
         return loss, sums
 
     def count(self, batch: Packed) -> float:
         return count(self.knobs.aggregation, self.knobs.max_new_tokens, batch)
 
-    def _old(self, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
+    def _old_logprobs(self, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
         k = self.knobs
         if k.needs_proximal:
             return batch.column(PROXIMAL)
@@ -278,13 +284,13 @@ def _flat(rows: Sequence[NDArray[np.generic]], dtype: type[N]) -> NDArray[N]:
     return np.asarray(np.concatenate([np.zeros(0, dtype), *rows]), dtype)
 
 
-def _scored(scores: Scores, name: str, ordered: Sequence[Sample]) -> NDArray[np.float32]:
+def _role_scores(scores: Scores, name: str, in_order: Sequence[Sample]) -> NDArray[np.float32]:
     if name not in scores:
         raise BadConfiguration(f"this algorithm needs the {name} of each token; score the batch before it is weighed")
-    return _flat([scores[name][s] for s in ordered], np.float32)
+    return _flat([scores[name][s] for s in in_order], np.float32)
 
 
-def _by_sample(ordered: Sequence[Sample], lengths: adv.Ints, columns: Mapping[str, NDArray[np.generic]]) -> Weights:
+def _by_sample(in_order: Sequence[Sample], lengths: adv.Ints, columns: Mapping[str, NDArray[np.generic]]) -> Weights:
     bounds = np.cumsum(lengths)[:-1]
     pieces = {name: np.split(column.astype(np.float32), bounds) for name, column in columns.items()}
-    return {sample: {name: pieces[name][index] for name in columns} for index, sample in enumerate(ordered)}
+    return {sample: {name: pieces[name][index] for name in columns} for index, sample in enumerate(in_order)}

@@ -31,12 +31,12 @@ def clipped_surrogate(
     ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float, dual: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float[M] each -> losses [M] and whether the clip won, bool[M] (a tie is not clipped)."""
-    free = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-    losses = torch.maximum(free, clipped)
+    raw = -advantages * ratio
+    clip_loss = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+    losses = torch.maximum(raw, clip_loss)
     if dual is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -dual * advantages), losses)
-    return losses, free < clipped
+    return losses, raw < clip_loss
 
 
 def sapo(ratio: torch.Tensor, advantages: torch.Tensor, tau_pos: float, tau_neg: float) -> torch.Tensor:

@@ -31,8 +31,8 @@ class Preset:
 
 
 GRPO: dict[str, object] = {"clip_low": 0.2, "clip_high": 0.28, "reward_norm": FIRST}
-GROUPED: dict[str, object] = {"reward_norm": GROUP, "advantage_norm": BATCH}
-DECOUPLED: dict[str, object] = {**GRPO, "decoupled": True}
+GROUP_NORMS: dict[str, object] = {"reward_norm": GROUP, "advantage_norm": BATCH}
+DECOUPLED_GRPO: dict[str, object] = {**GRPO, "decoupled": True}
 
 PRESETS: dict[str, Preset] = {
     "grpo": Preset("Rewards are compared within their group, mean and standard deviation; no critic.", GRPO),
@@ -68,7 +68,7 @@ PRESETS: dict[str, Preset] = {
     "dapo": Preset(
         "GRPO with a higher upper clip, a penalty on overlong replies, and without groups that teach nothing.",
         {
-            **GROUPED,
+            **GROUP_NORMS,
             "clip_low": 0.2,
             "clip_high": 0.28,
             "max_new_tokens": 4096,
@@ -79,39 +79,39 @@ PRESETS: dict[str, Preset] = {
     ),
     "gspo": Preset(
         "One ratio a sample, the geometric mean of its tokens' ratios.",
-        {**GROUPED, "ratio_level": "sequence", "clip_low": 0.4},
+        {**GROUP_NORMS, "ratio_level": "sequence", "clip_low": 0.4},
     ),
     "sapo": Preset(
         "A smooth gate on the ratio instead of a clip.",
-        {**GROUPED, "objective": "sapo", "sapo_tau_pos": 1.0, "sapo_tau_neg": 1.05},
+        {**GROUP_NORMS, "objective": "sapo", "sapo_tau_pos": 1.0, "sapo_tau_neg": 1.05},
     ),
     "cispo": Preset(
         "REINFORCE weighed by a bounded ratio: no token's gradient is dropped.",
-        {**GROUPED, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        {**GROUP_NORMS, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     ),
     "m2po": Preset(
         "The tokens that are furthest from the policy are left out until the second moment is small.",
-        {**GROUPED, "clip_high": 0.28, "decoupled": True, "m2_threshold": 0.04},
+        {**GROUP_NORMS, "clip_high": 0.28, "decoupled": True, "m2_threshold": 0.04},
     ),
     "decoupled": Preset(
         "GRPO clipped around the recomputed proximal policy, weighed by its ratio to the sampling one, up to 2.",
-        {**DECOUPLED, "rejection": TIS},
+        {**DECOUPLED_GRPO, "rejection": TIS},
     ),
     "decoupled-loglinear": Preset(
         "The same with the proximal policy interpolated by version instead of recomputed.",
-        {**DECOUPLED, "rejection": TIS, "proximal": "loglinear"},
+        {**DECOUPLED_GRPO, "rejection": TIS, "proximal": "loglinear"},
     ),
     "tis": Preset(
         "Truncated importance sampling between the engine's policy and the trainer's.",
-        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": TIS},
+        {**GROUP_NORMS, "clip_high": 0.28, "decoupled": True, "rejection": TIS},
     ),
     "icepop": Preset(
         "Tokens whose ratio between trainer and engine leaves [0.5, 5] do not pull.",
-        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": ICEPOP},
+        {**GROUP_NORMS, "clip_high": 0.28, "decoupled": True, "rejection": ICEPOP},
     ),
     "kpop": Preset(
         "Tokens whose Bernoulli KL between trainer and engine is above 2 do not pull.",
-        {**GROUPED, "clip_high": 0.28, "decoupled": True, "rejection": KPOP},
+        {**GROUP_NORMS, "clip_high": 0.28, "decoupled": True, "rejection": KPOP},
     ),
     "distill-on-policy": Preset(
         "GRPO that also pulls the student's own samples towards a teacher.",

@@ -61,11 +61,11 @@ def algorithm(name: str, **knobs: object) -> Algorithm:
         return policy(canonical, **knobs)
     if canonical not in OTHERS:
         raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, [*names(), *ALIASES])}")
-    other = OTHERS[canonical]
-    defaults = {field.name: field.default for field in fields(other.kind)}
+    entry = OTHERS[canonical]
+    defaults = {field.name: field.default for field in fields(entry.kind)}
     _check_names(canonical, knobs, defaults)
-    return other.kind(
-        **{**other.knobs, **{knob: _check_value(knob, value, defaults[knob]) for knob, value in knobs.items()}}
+    return entry.kind(
+        **{**entry.knobs, **{knob: _check_value(knob, value, defaults[knob]) for knob, value in knobs.items()}}
     )
 
 

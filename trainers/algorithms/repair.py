@@ -97,28 +97,28 @@ def repair(
     weight = torch.exp(d)
     if rule is None:
         return weight, keep
-    measured = _measure(d, behaviour, rule)
+    distance = _measure(d, behaviour, rule)
     if rule.level == "sequence":
-        measured = _by_sample(measured, keep, rule.agg, batch)[batch.owners]
+        distance = _by_sample(distance, keep, rule.agg, batch)[batch.owners]
     if rule.metric == "ratio":
-        measured = torch.exp(measured)
-        weight = measured if rule.level == "sequence" else weight
+        distance = torch.exp(distance)
+        weight = distance if rule.level == "sequence" else weight
     if rule.action == "clamp":
         return weight.clamp(rule.lower or 0.0, rule.upper), keep
-    inside = measured <= rule.upper
+    inside = distance <= rule.upper
     if rule.lower is not None:
-        inside &= measured >= rule.lower
+        inside &= distance >= rule.lower
     return weight, keep * inside
 
 
-def clamped(
+def clamp_marks(
     proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: Packed
 ) -> torch.Tensor:
     """1.0 where a rule whose action is clamp changes a token's weight, float[M]."""
-    free = log_ratio(proximal, behaviour)
+    log_weight = log_ratio(proximal, behaviour)
     if rule.level == "sequence":
-        free = _by_sample(free, keep, rule.agg, batch)[batch.owners]
-    weight = torch.exp(free)
+        log_weight = _by_sample(log_weight, keep, rule.agg, batch)[batch.owners]
+    weight = torch.exp(log_weight)
     return ((weight > rule.upper) | (weight < (rule.lower or 0.0))).float()
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from millrace.trainers.algorithms.aggregation import sample_sums
 from millrace.trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import complete, paired
+from millrace.trainers.algorithms.pairs import complete, pair_weights
 from millrace.trainers.batches.packing import SIDE, Packed
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
@@ -42,7 +42,7 @@ class RewardModel(Algorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        return paired(samples, oldest)
+        return pair_weights(samples, oldest)
 
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
         return bradley_terry(run.values()[run.batch.ends], run.batch)

@@ -29,7 +29,7 @@ def scored(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> Earned
     marks: dict[tuple[str, str], list[float]] = {}
     for sample in sorted(samples, key=lambda s: s.lineage):
         marks.setdefault((sample.group, sample.trajectory), []).extend(scores[sample].tolist())
-    means = {key: math.fsum(each) / len(each) for key, each in marks.items() if each}
+    means = {key: math.fsum(row) / len(row) for key, row in marks.items() if row}
     return {key: mean for key, mean in means.items() if math.isfinite(mean)}
 
 

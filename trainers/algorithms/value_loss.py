@@ -25,15 +25,15 @@ from millrace.trainers.errors import BadConfiguration
 
 
 def clipped_value_loss(
-    values: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float | None, huber: float | None
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float | None, huber: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float[M] each -> losses [M] and whether the clip won, bool[M]."""
-    free = _error(values - returns, huber)
+    raw = _error(values - returns, huber)
     if clip is None:
-        return free, torch.zeros_like(free, dtype=torch.bool)
-    moved = old + (values - old).clamp(-clip, clip)
-    clipped = _error(moved - returns, huber)
-    return torch.maximum(free, clipped), free < clipped
+        return raw, torch.zeros_like(raw, dtype=torch.bool)
+    near = old_values + (values - old_values).clamp(-clip, clip)
+    clip_loss = _error(near - returns, huber)
+    return torch.maximum(raw, clip_loss), raw < clip_loss
 
 
 def _error(gap: torch.Tensor, huber: float | None) -> torch.Tensor:
@@ -64,12 +64,12 @@ class ValueLoss(Algorithm):
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
         batch, k = run.batch, self.knobs
         values, returns = run.values()[batch.at], batch.column(RETURNS)
-        losses, clipped = clipped_value_loss(values, batch.column(VALUES), returns, k.value_clip, k.value_huber)
+        losses, is_clipped = clipped_value_loss(values, batch.column(VALUES), returns, k.value_clip, k.value_huber)
         loss = token_sum(losses, batch.keep)
         with torch.no_grad():
             sums = {
                 "kept": batch.keep.sum(),
-                "value_clipped": token_sum(clipped.float(), batch.keep),
+                "value_clipped": token_sum(is_clipped.float(), batch.keep),
                 "value_error": token_sum((values - returns).abs(), batch.keep),
             }
         return loss, sums

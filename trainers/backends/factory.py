@@ -42,17 +42,17 @@ def make_backend(
         allocation = parse_allocation(layout)
         if any(component.name for component in allocation.components):
             return _with_roles(allocation, adam, offload, options)
-    made = parse(layout) if isinstance(layout, str) else layout
-    made.check()
-    if made.backend not in SIBLINGS:
-        serves = "serves and does not train" if made.backend in ENGINES else "is not among them"
-        raise BadConfiguration(f"{made}: {made.backend} {serves}; train with {', '.join(SIBLINGS)}")
+    plan = parse(layout) if isinstance(layout, str) else layout
+    plan.check()
+    if plan.backend not in SIBLINGS:
+        serves = "serves and does not train" if plan.backend in ENGINES else "is not among them"
+        raise BadConfiguration(f"{plan}: {plan.backend} {serves}; train with {', '.join(SIBLINGS)}")
     if offload:
-        if made.backend != TORCH:
-            raise BadConfiguration(f"{made.backend} keeps every role on the device: leave offload out, or use torch")
+        if plan.backend != TORCH:
+            raise BadConfiguration(f"{plan.backend} keeps every role on the device: leave offload out, or use torch")
         options["offload"] = offload
-    module, _, name = SIBLINGS[made.backend].partition(":")
-    backend: Backend = getattr(import_module(module), name)(adam, parallel=made, **options)
+    module, _, name = SIBLINGS[plan.backend].partition(":")
+    backend: Backend = getattr(import_module(module), name)(adam, parallel=plan, **options)
     return backend
 
 
@@ -63,12 +63,12 @@ def _with_roles(
     from millrace.trainers.backends.places import places_of
     from millrace.trainers.backends.roles import RolesBackend
 
-    actor, *others = places_of(allocation)
+    actor, *rest = places_of(allocation)
 
     def make(layout: Layout, idle: Sequence[str]) -> Backend:
         return make_backend(layout, adam, offload=idle, **(options if layout.backend == actor.layout.backend else {}))
 
-    return RolesBackend(allocation, make, offload) if others else make(actor.layout, offload)
+    return RolesBackend(allocation, make, offload) if rest else make(actor.layout, offload)
 
 
 def check_model(layout: Layout, assets: Mapping[str, bytes]) -> None:

@@ -159,8 +159,8 @@ class Allocation:
         for component in self.components:
             if component.name == name:
                 return component.layout
-        named = ", ".join(component.name for component in self.components if component.name)
-        raise BadConfiguration(f"no component {name} in {self}; it names {named or 'none'}")
+        names = ", ".join(component.name for component in self.components if component.name)
+        raise BadConfiguration(f"no component {name} in {self}; it names {names or 'none'}")
 
     def __str__(self) -> str:
         return "+".join("|".join(str(component) for component in place) for place in self.places)
@@ -187,9 +187,9 @@ def parse_allocation(text: str) -> Allocation:
     )
     allocation = Allocation(places)
     components = allocation.components
-    colocated = any(len(place) > 1 for place in places)
-    if (len(components) >= 3 or colocated) and not all(component.name for component in components):
-        why = "colocated components" if colocated else "three or more components"
+    is_colocated = any(len(place) > 1 for place in places)
+    if (len(components) >= 3 or is_colocated) and not all(component.name for component in components):
+        why = "colocated components" if is_colocated else "three or more components"
         raise BadConfiguration(f"{text}: {why} need names, such as fsdp[actor]:d4")
     names = [component.name for component in components if component.name]
     for name in names:
@@ -219,59 +219,59 @@ def _split(text: str, at: str, text_of_all: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _component(text: str, whole: str) -> Component:
+def _component(text: str, source: str) -> Component:
     match = _COMPONENT.fullmatch(text)
     if match is None:
         hint = f"; write torch:{text}" if _SIZES.fullmatch(text) else ""
-        raise BadConfiguration(f"{whole}: {text or 'nothing'} names no backend{hint}")
+        raise BadConfiguration(f"{source}: {text or 'nothing'} names no backend{hint}")
     name = match["name"] or ""
     if match["name"] is not None and not _NAME.fullmatch(name):
-        raise BadConfiguration(f"{whole}: [{name}] is no name; use letters, digits, _ and -")
+        raise BadConfiguration(f"{source}: [{name}] is no name; use letters, digits, _ and -")
     backend = ALIASES.get(match["backend"], match["backend"])
     if backend not in DIMENSIONS:
-        raise BadConfiguration(f"{whole}: no backend {backend}: choose {', '.join([*DIMENSIONS, *ALIASES])}")
+        raise BadConfiguration(f"{source}: no backend {backend}: choose {', '.join([*DIMENSIONS, *ALIASES])}")
     hybrid = _HYBRID.fullmatch(match["sizes"])
     if hybrid is not None:
-        layout = _hybrid(backend, hybrid["attn"], hybrid["ffn"], whole)
+        layout = _hybrid(backend, hybrid["attn"], hybrid["ffn"], source)
     else:
-        layout = Layout(backend, **_sizes(match["sizes"], DIMENSIONS[backend], backend, whole))
+        layout = Layout(backend, **_sizes(match["sizes"], DIMENSIONS[backend], backend, source))
     try:
         layout.check()
     except BadConfiguration as error:
-        raise BadConfiguration(f"{whole}: {error}") from None
+        raise BadConfiguration(f"{source}: {error}") from None
     return Component(name, layout)
 
 
-def _hybrid(backend: str, attn: str, ffn: str, whole: str) -> Layout:
+def _hybrid(backend: str, attn: str, ffn: str, source: str) -> Layout:
     if "e" not in DIMENSIONS[backend]:
-        raise BadConfiguration(f"{whole}: {backend} has no expert parallelism, so no (attn|ffn)")
-    outer = Layout(backend, **_sizes(attn, "dtpc", "attn", whole))
-    inner = _sizes(ffn, "dtpe", "ffn", whole)
+        raise BadConfiguration(f"{source}: {backend} has no expert parallelism, so no (attn|ffn)")
+    outer = Layout(backend, **_sizes(attn, "dtpc", "attn", source))
+    inner = _sizes(ffn, "dtpe", "ffn", source)
     etp, e, p = inner.get("t", 1), inner.get("e", 1), inner.get("p", outer.p)
     if p != outer.p:
-        raise BadConfiguration(f"{whole}: attn has p{outer.p} and ffn p{p}; stages are of whole layers, so equal")
+        raise BadConfiguration(f"{source}: attn has p{outer.p} and ffn p{p}; stages are of whole layers, so equal")
     ranks = outer.d * outer.c * outer.t
     d, rest = divmod(ranks, e * etp)
     if rest or inner.get("d", d) != d:
         prefix = f"{inner['d']} x " if "d" in inner else ""
         raise BadConfiguration(
-            f"{whole}: attn has {ranks} ranks a stage (d x c x t), ffn {prefix}{e * etp} (d x t x e); make them equal"
+            f"{source}: attn has {ranks} ranks a stage (d x c x t), ffn {prefix}{e * etp} (d x t x e); make them equal"
         )
     return replace(outer, e=e, etp=etp)
 
 
-def _sizes(text: str, allowed: str, of: str, whole: str) -> dict[str, int]:
+def _sizes(text: str, letters: str, of: str, source: str) -> dict[str, int]:
     if not _SIZES.fullmatch(text):
         raise BadConfiguration(
-            f"{whole}: {text or 'nothing'} is no list of sizes such as d2t2 (a letter, then a number from 1 on)"
+            f"{source}: {text or 'nothing'} is no list of sizes such as d2t2 (a letter, then a number from 1 on)"
         )
     sizes: dict[str, int] = {}
     for dim, size in _SIZE.findall(text):
-        if dim not in allowed:
-            raise BadConfiguration(f"{whole}: {of} has no dimension {dim}, only {', '.join(allowed)}")
+        if dim not in letters:
+            raise BadConfiguration(f"{source}: {of} has no dimension {dim}, only {', '.join(letters)}")
         if dim in sizes:
-            raise BadConfiguration(f"{whole}: {dim} is given twice")
+            raise BadConfiguration(f"{source}: {dim} is given twice")
         if len(size) > len(str(bounds.INT)):
-            raise BadConfiguration(f"{whole}: {dim} has a size of {len(size)} digits; sizes are at most {bounds.INT}")
+            raise BadConfiguration(f"{source}: {dim} has a size of {len(size)} digits; sizes are at most {bounds.INT}")
         sizes[dim] = int(size)
     return sizes

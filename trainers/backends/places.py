@@ -47,9 +47,9 @@ def places_of(allocation: Allocation) -> list[RolePlace]:
                     f"{components[0]}|{component}: roles that share ranks share a layout; make it one"
                 )
         places.append(RolePlace(tuple(component.name for component in components), layout))
-    other = [place.layout.backend for place in places if place.layout.backend != TORCH]
-    if other and len(places) > 1:
-        raise BadConfiguration(f"{allocation}: roles with ranks of their own run on torch, not on {other[0]}")
+    strangers = [place.layout.backend for place in places if place.layout.backend != TORCH]
+    if strangers and len(places) > 1:
+        raise BadConfiguration(f"{allocation}: roles with ranks of their own run on torch, not on {strangers[0]}")
     actors = [place for place in places if ACTOR in place.roles]
     if not actors:
         raise BadConfiguration(f"{allocation}: nobody is the actor; name one, such as torch[actor]:d1")

@@ -77,14 +77,14 @@ class RolesBackend(Backend):
 
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:
         check(rank, world, store)
-        actor, *others = self._places
-        served = sum(place.layout.world for place in others)
-        if world <= served or store is None:
+        actor, *servers = self._places
+        serving = sum(place.layout.world for place in servers)
+        if world <= serving or store is None:
             few = "1 rank is too few" if world == 1 else f"{world} ranks are too few"
             raise BadConfiguration(
-                f"{few}: {self._allocation} needs {served} for serving roles and at least 1 for the actor"
+                f"{few}: {self._allocation} needs {serving} for serving roles and at least 1 for the actor"
             )
-        layouts = [actor.layout.within(world - served), *(place.layout for place in others)]
+        layouts = [actor.layout.within(world - serving), *(place.layout for place in servers)]
         self.tear_down()
         ends = [sum(layout.world for layout in layouts[: index + 1]) for index in range(len(layouts))]
         self._at = next(index for index, end in enumerate(ends) if rank < end)
@@ -94,7 +94,7 @@ class RolesBackend(Backend):
             self._bridge = Bridge(rank, world, store, timeout, self._inner.clock)
             self._inner.first = first
             self._inner.form(rank - first, layouts[self._at].world, PrefixStore(f"place-{self._at}", store), timeout)
-            row = [float(self._inner.data_rank) if rank == other else 0.0 for other in range(world)]
+            row = [float(self._inner.data_rank) if rank == peer else 0.0 for peer in range(world)]
             cells = [int(cell) for cell in self._bridge.sum(row)]
         except BaseException:
             self.tear_down()
@@ -106,8 +106,8 @@ class RolesBackend(Backend):
         ]
         self.clock = self._inner.clock
         self.acts = self._at == 0
-        named = [replace(place, layout=layout) for place, layout in zip(self._places, layouts, strict=True)]
-        self.rank, self.world, self.layout = rank, world, format_places(named)
+        places = [replace(place, layout=layout) for place, layout in zip(self._places, layouts, strict=True)]
+        self.rank, self.world, self.layout = rank, world, format_places(places)
 
     @property
     def data_rank(self) -> int:
@@ -164,23 +164,23 @@ class RolesBackend(Backend):
             self._inner.hold(role, state)
 
     @property
-    def _described(self) -> State:
+    def _actor_state(self) -> State:
         if self._about is None:
             raise NotFormed("no actor yet; call form, then load")
         return self._about
 
     @property
     def steps(self) -> int:
-        assert self._described
+        assert self._actor_state
         return self._steps
 
     @property
     def vocabulary(self) -> int:
-        return int(json.loads(self._described.assets["config.json"])["vocab_size"])
+        return int(json.loads(self._actor_state.assets["config.json"])["vocab_size"])
 
     @property
     def longest(self) -> int:
-        return int(json.loads(self._described.assets["config.json"])["max_position_embeddings"])
+        return int(json.loads(self._actor_state.assets["config.json"])["max_position_embeddings"])
 
     # ---- the step
 
@@ -198,16 +198,16 @@ class RolesBackend(Backend):
         self, role: str, micros: Sequence[Packed], compute: Compute, sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         """What a role computes of the actor's micro-batches; nothing, on ranks that serve."""
-        nothing = [torch.zeros(0) for _ in micros]
+        blanks = [torch.zeros(0) for _ in micros]
         place = self._where(role)
         if place == 0:
-            return compute(micros) if self.acts else nothing
+            return compute(micros) if self.acts else blanks
         if self.acts:
             self._send(micros, place)
             return self._hear(place, sizes)
         if place == self._at:
             self._answer(len(micros), compute)
-        return nothing
+        return blanks
 
     def step(
         self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
@@ -228,14 +228,14 @@ class RolesBackend(Backend):
                 float(result.applied),
                 *(result.sums[n] for n in algorithm.measures),
             ]
-        loss, norm, applied, *sums = self._over.tell(numbers, self._places[place].first)
+        loss, norm, was_applied, *sums = self._over.tell(numbers, self._places[place].first)
         if role == ACTOR:
-            self._steps += int(applied)
+            self._steps += int(was_applied)
         return StepResult(
             loss=loss,
             grad_norm=norm,
             sums=dict(zip(algorithm.measures, sums, strict=True)),
-            applied=bool(applied),
+            applied=bool(was_applied),
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
@@ -275,28 +275,28 @@ class RolesBackend(Backend):
                 self._over.send(rows, to)
 
     def _hear(self, place: int, sizes: Sequence[int]) -> list[torch.Tensor]:
-        heard: dict[int, torch.Tensor] = {}
+        rows: dict[int, torch.Tensor] = {}
         shares = self._places[place].shares(self.data_rank, len(sizes))
         for leader, share in zip(self._places[place].leaders, shares, strict=True):
             if share:
-                heard |= zip(share, self._over.receive(leader), strict=True)
-        return [heard[m][:size] for m, size in enumerate(sizes)]
+                rows |= zip(share, self._over.receive(leader), strict=True)
+        return [rows[m][:size] for m, size in enumerate(sizes)]
 
     # ---- the state
 
     def gather(self) -> State | None:
-        about = self._described
-        gathered = self._inner.gather() if self.acts or (about.critic and self.plays(CRITIC)) else None
+        about = self._actor_state
+        state = self._inner.gather() if self.acts or (about.critic and self.plays(CRITIC)) else None
         if about.critic is None or not self.apart(CRITIC):
-            return gathered if self.acts else None
+            return state if self.acts else None
         sender = self._places[self._where(CRITIC)].first
         if self.rank == sender:
-            assert gathered is not None, "the first rank of a place gathers"
-            self._send_state(gathered)
+            assert state is not None, "the first rank of a place gathers"
+            self._send_state(state)
         if self.rank != 0:
             return None
-        assert gathered is not None, "rank 0 gathers"
-        return replace(gathered, critic=self._receive_state(about.critic, sender))
+        assert state is not None, "rank 0 gathers"
+        return replace(state, critic=self._receive_state(about.critic, sender))
 
     def _send_state(self, state: State) -> None:
         self._over.send([torch.tensor([state.step, len(state.moments)])], 0)

@@ -39,7 +39,7 @@ class GroupSockets:
     def record(self, store: Store, rank: int, world: int) -> None:
         """Find the group's sockets. All ranks call it; it waits for each peer's port in `store`."""
         fresh = {fd: name for fd, name in open_sockets().items() if name not in self._before}
-        listening, connected = [], {}
+        listening, links = [], {}
         for fd in fresh:
             ends = _ends(fd)
             if ends is None:
@@ -48,7 +48,7 @@ class GroupSockets:
             if there is None:
                 listening.append(here)
             else:
-                connected[fd] = (here, there)
+                links[fd] = (here, there)
         store.set(f"gloo-ports/{rank}", ",".join(str(port) for port in listening))
         peer_ports = {
             int(port)
@@ -59,7 +59,7 @@ class GroupSockets:
         }
         own_ports = set(listening)
         self._sockets = {
-            fd: fresh[fd] for fd, (here, there) in connected.items() if here in own_ports or there in peer_ports
+            fd: fresh[fd] for fd, (here, there) in links.items() if here in own_ports or there in peer_ports
         }
 
     def __len__(self) -> int:

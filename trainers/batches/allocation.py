@@ -27,21 +27,21 @@ class ReadyGroup:
 
 def minibatches(groups: Sequence[ReadyGroup], count: int) -> list[list[ReadyGroup]]:
     """At most `count` minibatches of whole groups, contiguous in seq, near equal in number of groups; none is empty."""
-    ordered = sorted(groups, key=lambda group: group.seq)
-    count = max(1, min(count, len(ordered)))
-    bounds = [len(ordered) * i // count for i in range(count + 1)]
-    return [ordered[lo:hi] for lo, hi in pairwise(bounds)]
+    in_order = sorted(groups, key=lambda group: group.seq)
+    count = max(1, min(count, len(in_order)))
+    bounds = [len(in_order) * i // count for i in range(count + 1)]
+    return [in_order[lo:hi] for lo, hi in pairwise(bounds)]
 
 
-def allocate(groups: Sequence[ReadyGroup], ranks: int, carried: Sequence[int] = ()) -> list[list[ReadyGroup]]:
+def allocate(groups: Sequence[ReadyGroup], ranks: int, earlier: Sequence[int] = ()) -> list[list[ReadyGroup]]:
     """One list of groups a rank, in seq order, balanced by tokens, preferring owners.
 
     No rank's load exceeds SLACK times the mean plus the largest group; none is empty when len(groups) >= ranks. With
-    fewer groups than ranks, those with the least `carried` (tokens by rank, from earlier minibatches) come first.
+    fewer groups than ranks, those with the least `earlier` (tokens by rank, from earlier minibatches) come first.
     """
     shares: list[list[ReadyGroup]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    before = list(carried) or [0] * ranks
+    before = list(earlier) or [0] * ranks
     fair = SLACK * sum(group.tokens for group in groups) / ranks
     for group in sorted(groups, key=lambda group: (-group.tokens, group.seq)):
         rank = min(range(ranks), key=lambda rank: (loads[rank], len(shares[rank]), before[rank], rank))
@@ -62,10 +62,10 @@ def plan(groups: Sequence[ReadyGroup], ranks: int, count: int) -> list[list[list
 
     Every rank has a share of the batch when there are as many groups as ranks, however small the minibatches are.
     """
-    carried = [0] * ranks
-    planned = []
+    earlier = [0] * ranks
+    manifest = []
     for minibatch in minibatches(groups, count):
-        shares = allocate(minibatch, ranks, carried)
-        carried = [before + sum(g.tokens for g in share) for before, share in zip(carried, shares, strict=True)]
-        planned.append([[group.seq for group in share] for share in shares])
-    return planned
+        shares = allocate(minibatch, ranks, earlier)
+        earlier = [before + sum(g.tokens for g in share) for before, share in zip(earlier, shares, strict=True)]
+        manifest.append([[group.seq for group in share] for share in shares])
+    return manifest

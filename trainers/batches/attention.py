@@ -64,7 +64,7 @@ def packed_attention(
     for calls in _counters:
         calls.append(type(module).__name__)
     if runs is None:
-        return _unpacked(module, query, key, value, attention_mask, scaling, dropout, softcap, s_aux, is_causal)
+        return _attend_rows(module, query, key, value, attention_mask, scaling, dropout, softcap, s_aux, is_causal)
     _refuse_masks(module, attention_mask, is_causal)
     repeats = query.shape[1] // key.shape[1]
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # [T, H or KV, D]
@@ -90,7 +90,7 @@ _counters: list[list[str]] = []
 
 
 @contextmanager
-def counted() -> Iterator[list[str]]:
+def count_calls() -> Iterator[list[str]]:
     """The kinds of layers that asked this attention inside."""
     calls: list[str] = []
     _counters.append(calls)
@@ -143,7 +143,7 @@ def _attend(
     return F.dropout(weights, dropout) @ v
 
 
-def _unpacked(
+def _attend_rows(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -36,8 +36,8 @@ def divide(sizes: Sequence[int], capacity: int, *, packing: str, least: int = 1,
     count = least
     while True:
         below = min(max(1, count - len(alone)), len(fits))
-        placed = ALLOCATORS[packing]([sizes[index] for index in fits], capacity, below) if fits else []
-        bins = [[fits[index] for index in sorted(members)] for members in placed] + alone
+        sets = ALLOCATORS[packing]([sizes[index] for index in fits], capacity, below) if fits else []
+        bins = [[fits[index] for index in sorted(members)] for members in sets] + alone
         target = min(math.ceil(max(len(bins), least) / divisor) * divisor, len(sizes))
         if len(bins) >= target or count >= target:
             break
@@ -102,11 +102,11 @@ def differencing(sizes: Sequence[int], number: int) -> Bins:
         heap.append((-size, next(order), first))
     heapq.heapify(heap)
     while len(heap) > 1:
-        (_, _, one), (_, _, other) = heapq.heappop(heap), heapq.heappop(heap)
-        merged = sorted(
-            (a[0] + b[0], a[1] + b[1], tuple(sorted(a[2] + b[2]))) for a, b in zip(one, reversed(other), strict=True)
+        (_, _, one), (_, _, two) = heapq.heappop(heap), heapq.heappop(heap)
+        union = sorted(
+            (a[0] + b[0], a[1] + b[1], tuple(sorted(a[2] + b[2]))) for a, b in zip(one, reversed(two), strict=True)
         )
-        heapq.heappush(heap, (merged[0][0] - merged[-1][0], next(order), merged))
+        heapq.heappush(heap, (union[0][0] - union[-1][0], next(order), union))
     bins = [list(members) for _, _, members in heap[0][2]]
     while not all(bins) and len(sizes) >= number:
         bins[bins.index([])].append(max(bins, key=len).pop())

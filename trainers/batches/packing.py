@@ -145,7 +145,7 @@ def cut(
     samples: Sequence[Sample],
     budget: int,
     *,
-    whole: bool = False,
+    unite: bool = False,
     packing: str = "sequential",
     least: int = 1,
     share: bool = False,
@@ -154,17 +154,17 @@ def cut(
     """Micro-batches of at most `budget` tokens (what is longer goes alone), trainable samples only, packed as
     `bins.divide` says; sequentially, in canonical order.
 
-    whole: the samples of a seq stay together. least: so many micro-batches if there are samples for them. share: tokens
+    unite: the samples of a seq stay together. least: so many micro-batches if there are samples for them. share: tokens
     count once that samples of a seq begin with alike, and these stay together as far as the budget goes. rows: each
     sample lies in a row of its own, and what fills it up to the longest counts too."""
-    ordered = sorted((sample for sample in samples if sample.trainable), key=_canonical)
-    units = [[sample] for sample in ordered]
-    if whole or share:
+    in_order = sorted((sample for sample in samples if sample.trainable), key=_canonical)
+    units = [[sample] for sample in in_order]
+    if unite or share:
         by_seq: dict[int, list[Sample]] = {}
-        for sample in sorted(ordered, key=lambda sample: sample.seq):
+        for sample in sorted(in_order, key=lambda sample: sample.seq):
             by_seq.setdefault(sample.seq, []).append(sample)
         units = list(by_seq.values())
-    if share and not whole:
+    if share and not unite:
         units = [
             [unit[index] for index in piece]
             for unit in units
@@ -173,11 +173,11 @@ def cut(
     sizes = [tree.size([s.tokens for s in unit]) if share else sum(sample.length for sample in unit) for unit in units]
     bins = divide(sizes, budget, packing=packing, least=least)
     if rows:
-        bins = [piece for members in bins for piece in _filled(members, units, budget)]
+        bins = [piece for members in bins for piece in _row_pieces(members, units, budget)]
     return [[sample for index in members for sample in units[index]] for members in bins]
 
 
-def _filled(members: Sequence[int], units: Sequence[Sequence[Sample]], budget: int) -> list[list[int]]:
+def _row_pieces(members: Sequence[int], units: Sequence[Sequence[Sample]], budget: int) -> list[list[int]]:
     """A bin of units in pieces whose samples, each as long as the piece's longest, are within the budget; a unit that
     is over it goes alone."""
     pieces: list[list[int]] = []
@@ -198,25 +198,25 @@ def _canonical(sample: Sample) -> tuple[int, int, str, int]:
 def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
     """One micro-batch of `samples`, which may be empty: then one idle token that trains nothing keeps collectives
     aligned. share: beginnings that samples have in common lie in it once."""
-    ordered = sorted(samples, key=_canonical)
-    if not ordered:
+    in_order = sorted(samples, key=_canonical)
+    if not in_order:
         return _idle()
-    lengths = [sample.length for sample in ordered]
-    masks = [np.flatnonzero(sample.mask) for sample in ordered]
-    row = _tree([sample.tokens for sample in ordered]) if share else _flat(lengths)
+    lengths = [sample.length for sample in in_order]
+    masks = [np.flatnonzero(sample.mask) for sample in in_order]
+    row = _tree([sample.tokens for sample in in_order]) if share else _flat(lengths)
     tokens = np.zeros(1 + max(int(places[-1]) for places in row.places), np.int64)
-    for sample, places in zip(ordered, row.places, strict=True):
+    for sample, places in zip(in_order, row.places, strict=True):
         tokens[places] = sample.tokens
     positions = np.zeros_like(tokens)
     for places in row.places:
         positions[places] = np.arange(len(places))
-    local = {seq: index for index, seq in enumerate(sorted({sample.seq for sample in ordered}))}
+    local = {seq: index for index, seq in enumerate(sorted({sample.seq for sample in in_order}))}
 
     def column(of: str) -> NDArray[np.float32]:
-        return np.concatenate([getattr(sample, of)[mask] for sample, mask in zip(ordered, masks, strict=True)])
+        return np.concatenate([getattr(sample, of)[mask] for sample, mask in zip(in_order, masks, strict=True)])
 
     return Packed(
-        members=tuple(ordered),
+        members=tuple(in_order),
         tokens=torch.from_numpy(tokens)[None],
         positions=torch.from_numpy(positions)[None],
         runs=tuple(row.runs),
@@ -224,9 +224,9 @@ def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
         labels=torch.from_numpy(column("tokens").astype(np.int64)),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
         versions=torch.from_numpy(column("versions").astype(np.int64)),
-        owners=torch.from_numpy(np.repeat(np.arange(len(ordered)), [len(mask) for mask in masks])),
+        owners=torch.from_numpy(np.repeat(np.arange(len(in_order)), [len(mask) for mask in masks])),
         ends=torch.tensor([int(places[-1]) for places in row.places]),
-        groups=torch.tensor([local[sample.seq] for sample in ordered]),
+        groups=torch.tensor([local[sample.seq] for sample in in_order]),
         paths=None if row.paths is None else torch.from_numpy(row.paths),
         shared=share,
     )
@@ -267,5 +267,17 @@ def _runs(shapes: Sequence[tuple[int, int]]) -> list[SampleRun]:
 
 
 def _idle() -> Packed:
-    zero, none = torch.zeros((1, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    return Packed((), zero, zero.clone(), (SampleRun(0, 1, 1),), none, none, torch.zeros(0), none, none, none, none)
+    zero, no_tokens = torch.zeros((1, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    return Packed(
+        (),
+        zero,
+        zero.clone(),
+        (SampleRun(0, 1, 1),),
+        no_tokens,
+        no_tokens,
+        torch.zeros(0),
+        no_tokens,
+        no_tokens,
+        no_tokens,
+        no_tokens,
+    )

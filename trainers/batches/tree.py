@@ -42,10 +42,10 @@ class TreeLayout:
     places: tuple[Ints, ...]
 
 
-def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def common(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
     """How many tokens two samples have in common at their beginning."""
-    length = min(len(one), len(other))
-    differs = np.flatnonzero(one[:length] != other[:length])
+    length = min(len(one), len(two))
+    differs = np.flatnonzero(one[:length] != two[:length])
     return int(differs[0]) if len(differs) else length
 
 
@@ -54,35 +54,35 @@ def order(samples: Tokens) -> list[int]:
     return sorted(range(len(samples)), key=lambda index: (samples[index].astype(">u4").tobytes(), index))
 
 
-def branched(samples: Tokens) -> tuple[list[int], list[int]]:
+def branch_order(samples: Tokens) -> tuple[list[int], list[int]]:
     """The samples' order, and how many tokens each of these has in common with the one before."""
-    ordered = order(samples)
-    shared = [0, *(common(samples[one], samples[two]) for one, two in pairwise(ordered))]
-    return ordered, shared[: len(ordered)]
+    in_order = order(samples)
+    overlaps = [0, *(common(samples[one], samples[two]) for one, two in pairwise(in_order))]
+    return in_order, overlaps[: len(in_order)]
 
 
 def size(samples: Tokens) -> int:
     """Tokens of the row."""
-    ordered, shared = branched(samples)
-    return sum(len(samples[index]) - start for index, start in zip(ordered, shared, strict=True))
+    in_order, overlaps = branch_order(samples)
+    return sum(len(samples[index]) - start for index, start in zip(in_order, overlaps, strict=True))
 
 
 def layout(samples: Tokens) -> TreeLayout:
     """Where each token of each sample lies."""
-    ordered, shared = branched(samples)
-    fresh = [(start, len(samples[i]) - start, at) for at, (i, start) in enumerate(zip(ordered, shared, strict=True))]
-    starts = [0] * len(ordered)
+    in_order, overlaps = branch_order(samples)
+    fresh = [(start, len(samples[i]) - start, at) for at, (i, start) in enumerate(zip(in_order, overlaps, strict=True))]
+    starts = [0] * len(in_order)
     branches: list[Branch] = []
     base = 0
     for prefix, length, at in sorted(branch for branch in fresh if branch[1]):
         starts[at] = base
-        branches.append(Branch(base, prefix, length, ordered[at]))
+        branches.append(Branch(base, prefix, length, in_order[at]))
         base += length
     places: list[Ints] = [np.zeros(0, np.int64)] * len(samples)
     path = np.zeros(0, np.int64)
     for at, (prefix, length, _) in enumerate(fresh):
         path = np.concatenate([path[:prefix], np.arange(starts[at], starts[at] + length)])
-        places[ordered[at]] = path
+        places[in_order[at]] = path
     return TreeLayout(tuple(branches), tuple(places))
 
 
@@ -91,7 +91,7 @@ def pieces(samples: Tokens, budget: int) -> list[list[int]]:
     tree together."""
     out: list[list[int]] = []
     room = 0
-    for index, start in zip(*branched(samples), strict=True):
+    for index, start in zip(*branch_order(samples), strict=True):
         cost = len(samples[index]) - start
         if not out or cost > room:
             out.append([])

@@ -53,7 +53,7 @@ def encode(micro: Packed) -> list[torch.Tensor]:
 def decode(tensors: Sequence[torch.Tensor]) -> Packed:
     """What `encode` was given, its samples without names and rewards."""
     about, shape, *rows, columns = tensors
-    v_prox, v_theta, shared, *has = about.tolist()
+    v_prox, v_theta, shares, *has = about.tolist()
     lengths, seqs = shape.tolist()
     bounds = np.cumsum(lengths)[:-1]
     parts = [np.split(row.numpy(), bounds) if lengths else [] for row in rows]
@@ -61,5 +61,5 @@ def decode(tensors: Sequence[torch.Tensor]) -> Packed:
         Sample(tokens, mask, logprobs, versions, None, seq, str(seq), f"{index:09d}")
         for index, (tokens, versions, mask, logprobs, seq) in enumerate(zip(*parts, seqs, strict=True))
     ]
-    micro = replace(pack(samples, share=bool(shared)), v_prox=v_prox, v_theta=v_theta)
+    micro = replace(pack(samples, share=bool(shares)), v_prox=v_prox, v_theta=v_theta)
     return micro.attach(**dict(zip([n for n, there in zip(COLUMNS, has, strict=True) if there], columns, strict=True)))

@@ -29,16 +29,16 @@ class ModelAnswer:
 def load(directory: Path, digest: str | None = None, device: str | None = None) -> tuple[PreTrainedModel, str | None]:
     """The model in a version's directory or any Hugging Face one, and the digest of a version. Every file of a version
     is checked; CorruptCheckpoint where one is not what its manifest (or `digest`) says."""
-    verified = None
+    version_digest = None
     if digest is not None or (directory / manifest.NAME).is_file():
-        verified = manifest.verify(directory, digest).digest
+        version_digest = manifest.verify(directory, digest).digest
     if (directory / checkpoint.ADAPTER_CONFIG).is_file():
         state = lora.merge(checkpoint.read(directory, verify=False))
     else:
         state = checkpoint.adopt(directory)
     model = build(state.assets, state.weights)
     torch.nn.Module.to(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return model.train(False), verified
+    return model.train(False), version_digest
 
 
 def answer(

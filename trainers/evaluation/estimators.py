@@ -66,10 +66,10 @@ def summary(
 
     An answer is right from a reward of `success` on. Questions with fewer than k judged answers do not count for
     pass@k: `questions` says how many did."""
-    judged = [values for values in rewards if len(values)]
-    out = {"mean": bootstrap([math.fsum(values) / len(values) for values in judged], seed)}
+    answers = [values for values in rewards if len(values)]
+    out = {"mean": bootstrap([math.fsum(values) / len(values) for values in answers], seed)}
     for k in ks:
-        enough = [(len(values), sum(value >= success for value in values)) for values in judged if len(values) >= k]
+        enough = [(len(values), sum(value >= success for value in values)) for values in answers if len(values) >= k]
         if all(n == k for n, _ in enough):
             out[f"pass@{k}"] = wilson(sum(right > 0 for _, right in enough), len(enough))
         else:

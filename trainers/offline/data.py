@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadData
 from millrace.trainers.offline.rows import DataRow
-from millrace.trainers.offline.text import Encoder, Marked, is_messages, is_tokens
+from millrace.trainers.offline.text import Encoder, MarkedTokens, is_messages, is_tokens
 
-Make = Callable[[Mapping[str, object], Encoder], list[Marked]]
+Make = Callable[[Mapping[str, object], Encoder], list[MarkedTokens]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +85,22 @@ def load(
     vocabulary: int,
     longest: int,
     strict: bool = False,
-    refused: Callable[[str, str], None] = lambda where, reason: None,
+    on_reject: Callable[[str, str], None] = lambda where, reason: None,
 ) -> Data:
-    """All rows as items. `refused` hears the place and the reason of each row that is none; strict: raises BadData at
+    """All rows as items. `on_reject` hears the place and the reason of each row that is none; strict: raises BadData at
     the first. Raises BadData when none is left."""
     data = Data()
     for row in rows:
         try:
             if row.problem is not None:
                 raise BadData(row.problem)
-            readings = tuple(_reading(marked, vocabulary, longest) for marked in make(row.content, encoder))
+            readings = tuple(_reading(marks, vocabulary, longest) for marks in make(row.content, encoder))
         except BadData as error:
             if strict:
                 raise BadData(f"{row.where}: {error}") from error
             reason = str(error)
             data.refused[reason.partition(":")[0]] += 1
-            refused(row.where, reason)
+            on_reject(row.where, reason)
             continue
         data.items.append(OfflineItem(row.where, readings))
     if not data.items:
@@ -109,8 +109,8 @@ def load(
     return data
 
 
-def _reading(marked: Marked, vocabulary: int, longest: int) -> TokenSequence:
-    tokens, mask = np.array(marked[0], np.int64), np.array(marked[1], np.uint8)
+def _reading(marks: MarkedTokens, vocabulary: int, longest: int) -> TokenSequence:
+    tokens, mask = np.array(marks[0], np.int64), np.array(marks[1], np.uint8)
     if len(tokens) > longest:
         raise BadData(f"too long: {len(tokens)} tokens, at most {longest} fit")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
@@ -118,7 +118,7 @@ def _reading(marked: Marked, vocabulary: int, longest: int) -> TokenSequence:
     return TokenSequence(tokens.astype(np.int32), mask)
 
 
-def demonstration(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
+def demonstration(row: Mapping[str, object], encoder: Encoder) -> list[MarkedTokens]:
     """What to say."""
     if "tokens" in row:
         return [_exact(row)]
@@ -129,7 +129,7 @@ def demonstration(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
     raise BadData(f"no known shape: it has {_columns(row)}; wanted messages, prompt and completion, or tokens and mask")
 
 
-def pair(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
+def pair(row: Mapping[str, object], encoder: Encoder) -> list[MarkedTokens]:
     """The better one of two replies, then the other."""
     if "chosen" not in row or "rejected" not in row:
         raise BadData(f"no known shape: it has {_columns(row)}; wanted prompt, chosen and rejected")
@@ -140,13 +140,13 @@ def pair(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
         if chosen[:-1] != rejected[:-1] or len(chosen) < 2:
             raise BadData("no known shape: without a prompt, chosen and rejected differ in their last message alone")
         prompt, chosen, rejected = chosen[:-1], chosen[-1:], rejected[-1:]
-    both = [_trains(encoder.exchange(prompt, reply, row.get("tools"))) for reply in (chosen, rejected)]
-    if both[0] == both[1]:
+    exchanges = [_trains(encoder.exchange(prompt, reply, row.get("tools"))) for reply in (chosen, rejected)]
+    if exchanges[0] == exchanges[1]:
         raise BadData("chosen and rejected are the same")
-    return both
+    return exchanges
 
 
-def prompt(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
+def prompt(row: Mapping[str, object], encoder: Encoder) -> list[MarkedTokens]:
     """What to answer; nothing of it trains."""
     if "prompt" in row:
         tokens = encoder.prompt(row["prompt"], row.get("tools"))
@@ -164,7 +164,7 @@ def prompt(row: Mapping[str, object], encoder: Encoder) -> list[Marked]:
     return [(tokens, [0] * len(tokens))]
 
 
-def _exact(row: Mapping[str, object]) -> Marked:
+def _exact(row: Mapping[str, object]) -> MarkedTokens:
     tokens, mask = row["tokens"], row.get("mask")
     if not is_tokens(tokens) or not isinstance(mask, list) or not all(type(x) is int and x in (0, 1) for x in mask):
         raise BadData("tokens and mask must be lists of token ids and of 0 and 1")
@@ -173,12 +173,12 @@ def _exact(row: Mapping[str, object]) -> Marked:
     return _trains((tokens, mask))
 
 
-def _trains(marked: Marked) -> Marked:
-    if not any(marked[1]):
+def _trains(marks: MarkedTokens) -> MarkedTokens:
+    if not any(marks[1]):
         raise BadData("nothing of it trains")
-    if marked[1][0]:
+    if marks[1][0]:
         raise BadData("its first token would train, but nothing comes before it to predict it")
-    return marked
+    return marks
 
 
 def _messages(value: object) -> list[Mapping[str, object]]:

@@ -107,15 +107,15 @@ def train(
     about: what this run is, JSON; a directory of another run is refused. Raises BadConfiguration when `out` holds
     versions and `resume` is not set, or of a run that was another."""
     observer = observer or RunObserver()
-    begun, state = _beginning(out, about, resume, begin, observer)
-    start = pace.after(begun)
+    beginning, state = _beginning(out, about, resume, begin, observer)
+    start = pace.after(beginning)
     trainer.load(state)
     observer.on_start(start, pace.steps, order.count - len(order.held_out))
     evaluate = partial(_held_out, trainer, backend, batch, order.held_out)
-    newest = _newest(out, begun)
+    newest = _newest(out, beginning)
     if start == 0 and order.held_out:
         _log(trackers, observer, 0, evaluate())
-    saved = time.monotonic()
+    saved_at = time.monotonic()
     for step in range(start + 1, pace.steps + 1):
         began = time.perf_counter()
         samples = batch(step - 1, order.items(step - 1))
@@ -134,10 +134,10 @@ def train(
             observer.warn(f"step {step} changed nothing: {report.unchanged}")
         _log(trackers, observer, step, metrics)
         fault("offline.after_step")
-        due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved >= pace.save_after_s
-        if last or due:
+        is_due = step % pace.save_every == 0 if pace.save_every else time.monotonic() - saved_at >= pace.save_after_s
+        if last or is_due:
             newest = _save(out, pace.version(step), backend, pace.keep, fault)
-            saved = time.monotonic()
+            saved_at = time.monotonic()
             observer.on_version(newest)
             fault("offline.after_save")
     assert newest is not None, "a run has steps"
@@ -152,18 +152,18 @@ def _log(trackers: Sequence[Tracker], observer: RunObserver, step: int, metrics:
 
 def _held_out(trainer: Trainer, backend: TorchBackend, batch: Batch, items: Sequence[int]) -> dict[str, float]:
     # A student answers anew each time: what it says changes with it.
-    measured = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
-    return {f"heldout_{name}": value for name, value in measured.items()}
+    means = measure(backend, trainer.algorithm, batch(-1, items), trainer.budget)
+    return {f"heldout_{name}": value for name, value in means.items()}
 
 
 def _save(out: Path, version: int, backend: TorchBackend, keep: int, fault: Fault) -> Checkpoint:
     state = backend.gather()
     if state is None:
         raise CheckpointError("only rank 0 holds the whole state; run in a world of one")
-    saved = checkpoint.write(out, version, state, fault=fault)
+    newest = checkpoint.write(out, version, state, fault=fault)
     for _, path in versions(out)[:-keep]:
         remove(path)
-    return saved
+    return newest
 
 
 # ---- where a run begins
@@ -198,12 +198,12 @@ def _beginning(
 
 def _describe(path: Path, about: Mapping[str, object]) -> None:
     durable.make_folder(path.parent)
-    durable.write(path, json.dumps(about, indent=1, sort_keys=True) + "\n", mode=durable.SHARED)
+    durable.write(path, json.dumps(about, indent=1, sort_keys=True) + "\n", mode=durable.SHARED_MODE)
 
 
 def _compare(path: Path, about: Mapping[str, object]) -> None:
-    recorded, current = json.loads(path.read_bytes()), json.loads(json.dumps(about))
-    wrong = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
+    former, current = json.loads(path.read_bytes()), json.loads(json.dumps(about))
+    wrong = [name for name in sorted({*former, *current}) if former.get(name) != current.get(name)]
     if wrong:
         raise BadConfiguration(
             f"{path.parent} was made with other settings ({', '.join(wrong)}): use the same, or another directory"
@@ -224,15 +224,15 @@ def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sampl
     model = backend.model
     model.train(False)
     try:
-        for members in cut(samples, budget, whole=algorithm.whole):
+        for members in cut(samples, budget, unite=algorithm.whole):
             micro = pack(members)
             scores = {
                 role: micro.split(backend.score([micro], algorithm.temperature, role)[0]) for role in algorithm.needs
             }
             micro = micro.attach_samples(algorithm.weigh(members, None, scores))
             with torch.no_grad():
-                summed, sums = algorithm.evaluate(backend.passes(micro))
-            totals["loss"] += float(summed)
+                loss_sum, sums = algorithm.evaluate(backend.passes(micro))
+            totals["loss"] += float(loss_sum)
             totals["count"] += algorithm.count(micro)
             for name, value in sums.items():
                 totals[name] += float(value)

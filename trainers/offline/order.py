@@ -29,30 +29,30 @@ class ItemOrder:
             raise BadConfiguration(f"a batch of {self.batch} items trains nothing")
         if not 0 <= self.holdout < 1:
             raise BadConfiguration(f"holdout {self.holdout} must be in [0, 1)")
-        if self._aside >= self.count:
+        if self._holdout_count >= self.count:
             raise BadConfiguration(f"{self.count} items with a share of {self.holdout} held out leave none to train")
 
     @property
-    def _aside(self) -> int:
+    def _holdout_count(self) -> int:
         return max(1, round(self.holdout * self.count)) if self.holdout else 0
 
     @property
     def steps(self) -> int:
         """Batches of an epoch."""
-        return -(-(self.count - self._aside) // self.batch)
+        return -(-(self.count - self._holdout_count) // self.batch)
 
     @property
     def held_out(self) -> list[int]:
         """Items that never train, in order."""
-        return sorted(int(i) for i in self._shuffled()[: self._aside])
+        return sorted(int(i) for i in self._shuffle()[: self._holdout_count])
 
     def items(self, step: int) -> list[int]:
         """The items of step 0, 1, ... over all epochs."""
         epoch, place = divmod(step, self.steps)
-        trained = np.sort(self._shuffled()[self._aside :])
+        pool = np.sort(self._shuffle()[self._holdout_count :])
         draw = np.random.Generator(np.random.PCG64([self.seed, 1, epoch]))
-        batch = draw.permutation(trained)[place * self.batch : (place + 1) * self.batch]
+        batch = draw.permutation(pool)[place * self.batch : (place + 1) * self.batch]
         return [int(i) for i in batch]
 
-    def _shuffled(self) -> NDArray[np.int64]:
+    def _shuffle(self) -> NDArray[np.int64]:
         return np.random.Generator(np.random.PCG64([self.seed, 0])).permutation(self.count)

@@ -10,7 +10,7 @@ from pathlib import Path
 from millrace.schemas.json_values import Json, JsonObject
 from millrace.trainers.errors import BadData
 
-SAVED = ("state.json", "dataset_dict.json")
+DISK_MARKS = ("state.json", "dataset_dict.json")
 """What a directory holds that `datasets` saved."""
 
 
@@ -30,8 +30,8 @@ def read(path: Path) -> Iterator[DataRow]:
         yield from _parquet(path) if path.suffix == ".parquet" else _lines(path)
     elif not path.is_dir():
         raise BadData(f"there is no {path}: name a JSONL file or a dataset directory")
-    elif any((path / name).is_file() for name in SAVED):
-        yield from _saved(path)
+    elif any((path / name).is_file() for name in DISK_MARKS):
+        yield from _from_disk(path)
     else:
         files = sorted(file for file in path.rglob("*") if file.suffix in (".jsonl", ".parquet"))
         files = [file for file in files if "train" in str(file.relative_to(path))] or files
@@ -72,15 +72,15 @@ def _parquet(path: Path) -> Iterator[DataRow]:
                 number += 1
 
 
-def _saved(path: Path) -> Iterator[DataRow]:
+def _from_disk(path: Path) -> Iterator[DataRow]:
     import datasets
 
-    loaded = datasets.load_from_disk(str(path))
-    if isinstance(loaded, datasets.DatasetDict):
-        if "train" not in loaded:
-            raise BadData(f"{path} has the splits {', '.join(loaded)}: name the directory of one of them")
-        loaded = loaded["train"]
-    for number, content in enumerate(loaded):
+    dataset = datasets.load_from_disk(str(path))
+    if isinstance(dataset, datasets.DatasetDict):
+        if "train" not in dataset:
+            raise BadData(f"{path} has the splits {', '.join(dataset)}: name the directory of one of them")
+        dataset = dataset["train"]
+    for number, content in enumerate(dataset):
         yield DataRow(f"{path}:{number}", _present(content))
 
 

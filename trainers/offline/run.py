@@ -136,7 +136,7 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, obser
         vocabulary=vocabulary,
         longest=longest,
         strict=job.strict,
-        refused=observer.on_refusal,
+        on_reject=observer.on_refusal,
     )
 
 
@@ -147,11 +147,11 @@ def _samples_of(items: Sequence[OfflineItem], step: int, indexes: Sequence[int])
 def _about(job: Job, data: Data) -> dict[str, object]:
     """What must be equal for a run to go on."""
     loose = {"steps", "epochs", "evaluate_every", "save_every", "keep", "resume", "strict", "device"}
-    described = {name: value for name, value in asdict(job).items() if name not in loose}
+    facts = {name: value for name, value in asdict(job).items() if name not in loose}
     for name in ("model", "reference", "teacher"):
-        described[name] = _weights(described[name]) if described[name] is not None else None
-    described["knobs"] = dict(sorted(job.knobs.items()))
-    return {**described, "data": data.digest, "out": None}
+        facts[name] = _weights(facts[name]) if facts[name] is not None else None
+    facts["knobs"] = dict(sorted(job.knobs.items()))
+    return {**facts, "data": data.digest, "out": None}
 
 
 def _weights(directory: Path) -> str:

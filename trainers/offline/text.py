@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from millrace.trainers.errors import BadConfiguration, BadData
 
-Marked: TypeAlias = tuple[list[int], list[int]]
+MarkedTokens: TypeAlias = tuple[list[int], list[int]]
 """Tokens, and 1 for each that trains."""
 
 
@@ -47,12 +47,12 @@ class Encoder:
         if is_tokens(prompt):
             return list(prompt)
         if isinstance(prompt, str):
-            return self._plain(prompt, special=True)
+            return self._encode(prompt, special=True)
         if is_messages(prompt):
-            return self._plain(self._render(prompt, tools, reply=True))
+            return self._encode(self._render(prompt, tools, reply=True))
         raise BadData("a prompt is text, a list of messages with role and content, or a list of token ids")
 
-    def exchange(self, prompt: object, reply: object, tools: object = None) -> Marked:
+    def exchange(self, prompt: object, reply: object, tools: object = None) -> MarkedTokens:
         """A prompt and the reply to it, of which the reply trains. A text reply to messages is the assistant's."""
         if is_messages(prompt) and isinstance(reply, str):
             reply = [{"role": "assistant", "content": reply}]
@@ -64,39 +64,41 @@ class Encoder:
         if is_tokens(reply):
             after = list(reply)
         elif isinstance(reply, str):
-            after = self._plain(reply)
+            after = self._encode(reply)
             after += [] if after[-1:] == [self.end] else [self.end]
         else:
             raise BadData("a reply is text, a list of messages with role and content, or a list of token ids")
         return before + after, [0] * len(before) + [1] * len(after)
 
-    def conversation(self, messages: Sequence[Mapping[str, object]], tools: object = None, first: int = 0) -> Marked:
+    def conversation(
+        self, messages: Sequence[Mapping[str, object]], tools: object = None, first: int = 0
+    ) -> MarkedTokens:
         """Every assistant message from number `first` on trains."""
         tokens: list[int] = []
         mask: list[int] = []
-        done = ""
+        prefix = ""
         for index, message in enumerate(messages):
             if message["role"] != "assistant" or index < first:
                 continue
             before = self._render(messages[:index], tools, reply=True)
             after = self._render(messages[: index + 1], tools, reply=False)
-            if not (before.startswith(done) and after.startswith(before)):
+            if not (before.startswith(prefix) and after.startswith(before)):
                 raise BadData(
                     f"the chat template writes message {index} differently once more follow: "
                     "give each reply a row of its own, as prompt and completion"
                 )
-            context, answer = self._plain(before[len(done) :]), self._plain(after[len(before) :])
-            trained = len(answer)
+            context, answer = self._encode(before[len(prefix) :]), self._encode(after[len(before) :])
+            count = len(answer)
             if self.end in answer:
-                trained = len(answer) - answer[::-1].index(self.end)
+                count = len(answer) - answer[::-1].index(self.end)
             tokens += context + answer
-            mask += [0] * len(context) + [1] * trained + [0] * (len(answer) - trained)
-            done = after
+            mask += [0] * len(context) + [1] * count + [0] * (len(answer) - count)
+            prefix = after
         if not tokens:
             raise BadData("no assistant message to learn from")
         return tokens, mask
 
-    def _plain(self, text: str, *, special: bool = False) -> list[int]:
+    def _encode(self, text: str, *, special: bool = False) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
 
     def _render(self, messages: Sequence[Mapping[str, object]], tools: object, *, reply: bool) -> str:
@@ -115,8 +117,8 @@ class Encoder:
 
 def _nulls(messages: Sequence[Mapping[str, object]]) -> str:
     """Which message has no content, for templates that join it to text."""
-    empty = [str(index) for index, message in enumerate(messages) if message["content"] is None]
-    return f"; the content of message {', '.join(empty[:5])} is null: write an empty text" if empty else ""
+    nulls = [str(index) for index, message in enumerate(messages) if message["content"] is None]
+    return f"; the content of message {', '.join(nulls[:5])} is null: write an empty text" if nulls else ""
 
 
 def is_tokens(value: object) -> TypeGuard[list[int]]:

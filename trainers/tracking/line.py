@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-SHOWN = (
+COLUMNS = (
     ("loss", "loss {:.4f}"),
     ("heldout_loss", "held out {:.4f}"),
     ("reward_mean", "reward {:.3f}"),
@@ -25,4 +25,4 @@ SHOWN = (
 
 def line(metrics: Mapping[str, float], *, without: frozenset[str] = frozenset()) -> str:
     """The known ones of `metrics`, but those that mean nothing where it is shown."""
-    return "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics and name not in without)
+    return "  ".join(form.format(metrics[name]) for name, form in COLUMNS if name in metrics and name not in without)

@@ -85,9 +85,9 @@ def points(directory: Path) -> Iterator[tuple[int, dict[str, float]]]:
     event = package("tensorboard.compat.proto.event_pb2", "tensorboard").Event
     for path in sorted(directory.glob("events.out.tfevents.*")):
         for content in loader.RawEventFileLoader(str(path)).Load():
-            parsed = event.FromString(content)
-            if parsed.summary.value:
-                yield parsed.step, {value.tag: value.simple_value for value in parsed.summary.value}
+            record = event.FromString(content)
+            if record.summary.value:
+                yield record.step, {value.tag: value.simple_value for value in record.summary.value}
 
 
 WHOLE_POINT = "millrace.step"
@@ -124,12 +124,12 @@ class MlflowTracker(Tracker):
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
         now = time.time_ns() // 10**6
-        named = {**metrics, WHOLE_POINT: float(step)}
+        values = {**metrics, WHOLE_POINT: float(step)}
         if self._unsure:
             # A process that was killed may have written a part of this very point.
-            named = {name: value for name, value in named.items() if not self._has(name, step)}
+            values = {name: value for name, value in values.items() if not self._has(name, step)}
             self._unsure = False
-        points = [self._metric(name, value, now, step) for name, value in named.items()]
+        points = [self._metric(name, value, now, step) for name, value in values.items()]
         for start in range(0, len(points), BATCH):
             self._client.log_batch(self._run, metrics=points[start : start + BATCH])
         self._last = step
@@ -173,7 +173,7 @@ class WandbTracker(Tracker):
         return self._last
 
     def _write(self, step: int, metrics: Mapping[str, float]) -> None:
-        durable.write(self._mark, str(step), mode=durable.SHARED)
+        durable.write(self._mark, str(step), mode=durable.SHARED_MODE)
         self._last = step
         self._run.log(dict(metrics), step=step, commit=True)
 
@@ -193,14 +193,14 @@ TRACKERS: dict[str, Callable[[Path, str], Tracker]] = {
 def open_trackers(names: Iterable[str], directory: Path, run: str) -> list[Tracker]:
     """The trackers called `names`, each in `directory`/name. Raises BadConfiguration for one that is not known or not
     installed; then none is left open."""
-    opened: list[Tracker] = []
+    trackers: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):
             if name not in TRACKERS:
                 raise BadConfiguration(f"no tracker {name!r}: choose {', '.join(TRACKERS)}")
-            opened.append(TRACKERS[name](directory / name, run))
+            trackers.append(TRACKERS[name](directory / name, run))
     except BaseException:
-        for tracker in opened:
+        for tracker in trackers:
             tracker.close()
         raise
-    return opened
+    return trackers

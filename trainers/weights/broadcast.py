@@ -89,7 +89,7 @@ def receive(
     fault("after_last")
     if hasher.hexdigest() != digest:
         raise CorruptCheckpoint("what was broadcast is not the version that was announced: its sha256 differs")
-    return {slot.name: _typed(body[slot.begin : slot.end], slot) for slot in tensors}
+    return {slot.name: _as_dtype(body[slot.begin : slot.end], slot) for slot in tensors}
 
 
 def pieces(size: int) -> Iterator[tuple[int, int]]:
@@ -99,7 +99,7 @@ def pieces(size: int) -> Iterator[tuple[int, int]]:
         yield begin, min(begin + step, size)
 
 
-def _typed(part: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
+def _as_dtype(part: torch.Tensor, slot: TensorSlot) -> torch.Tensor:
     dtype = DTYPES[slot.dtype]
     return (part.clone() if slot.begin % dtype.itemsize else part).view(dtype).reshape(slot.shape)
 

@@ -42,7 +42,7 @@ WEIGHTS, MOMENTS, TRAINING = "model.safetensors", "state.tensors", "training.jso
 CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """*.tensors are safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
-_OWN = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, manifest.NAME}
+_OWN_FILES = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, manifest.NAME}
 _MASTER, _ADAPTER = "master", "adapter"
 _PEFT = "base_model.model."
 """before every name in a file of peft"""
@@ -78,8 +78,8 @@ def write(root: Path, version: int, state: State, *, fault: Fault = _no_fault) -
         if _is_whole(target, listing.digest):
             durable.flush(root)  # whoever wrote it may not have come so far
         else:
-            damaged = temporary.with_name(f"{temporary.name}-damaged") if target.exists() else None
-            durable.rename(temporary, target, aside=damaged, passed=lambda _: fault("checkpoint.after_rename"))
+            damage = temporary.with_name(f"{temporary.name}-damaged") if target.exists() else None
+            durable.rename(temporary, target, backup=damage, on_step=lambda _: fault("checkpoint.after_rename"))
         fault("checkpoint.after_parent_fsync")
     except OSError as error:
         raise CheckpointError(
@@ -137,7 +137,9 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
         raise CorruptCheckpoint(f"{directory} cannot be read ({error}); restore it or use another version") from error
     moments = _by_slot(extra)
     masters = moments.pop(_MASTER, {})
-    assets = {name: (directory / name).read_bytes() for name in listing.files if name not in _OWN and name != WEIGHTS}
+    assets = {
+        name: (directory / name).read_bytes() for name in listing.files if name not in _OWN_FILES and name != WEIGHTS
+    }
     if "lora" in training:
         adapter = _read_adapter(directory, training["lora"], moments.pop(_ADAPTER))
         return State(adopt(adapter.base).weights, assets, moments, step, seed, critic, adapter)
@@ -183,11 +185,11 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
         raise CorruptCheckpoint(f"{directory}: weights cannot be read ({error}); download them again") from error
     if json.loads((directory / "config.json").read_bytes()).get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
-    skipped = _OWN | {shard.name for shard in shards} | {f"{WEIGHTS}.index.json"}
+    skips = _OWN_FILES | {shard.name for shard in shards} | {f"{WEIGHTS}.index.json"}
     assets = {
         path.name: path.read_bytes()
         for path in sorted(directory.iterdir())
-        if path.is_file() and path.name not in skipped and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
+        if path.is_file() and path.name not in skips and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
     }
     return State(weights, flatten_templates(directory, assets), seed=seed, source=directory)
 
@@ -200,13 +202,13 @@ def fingerprint(state: State) -> str:
 
 def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
     """Removes drafts that were last written more than `older_than` seconds ago; returns them."""
-    old = [path for path in root.glob(f"{durable.DRAFT}*") if time.time() - path.stat().st_mtime > older_than]
-    for path in old:
+    drafts = [path for path in root.glob(f"{durable.DRAFT}*") if time.time() - path.stat().st_mtime > older_than]
+    for path in drafts:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    return old
+    return drafts
 
 
 def _huggingface(state: State) -> dict[str, bytes]:
@@ -239,7 +241,9 @@ def _tensors(state: State, *, masters: bool) -> bytes:
     slots = {**state.moments, **({_MASTER: state.weights} if masters else {})}
     if state.adapter is not None:
         slots[_ADAPTER] = state.adapter.weights
-    tensors = {f"{slot}/{name}": tensor.contiguous() for slot, named in slots.items() for name, tensor in named.items()}
+    tensors = {
+        f"{slot}/{name}": tensor.contiguous() for slot, by_name in slots.items() for name, tensor in by_name.items()
+    }
     content: bytes = save(tensors, metadata={"format": "pt"})
     return content
 

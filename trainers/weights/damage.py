@@ -29,12 +29,12 @@ READ_ERRORS = (
 
 
 @contextmanager
-def corrupt_if_unreadable(what: str) -> Iterator[None]:
-    """Inside, every error of READ_ERRORS becomes CorruptCheckpoint about `what`."""
+def corrupt_if_unreadable(name: str) -> Iterator[None]:
+    """Inside, every error of READ_ERRORS becomes CorruptCheckpoint about `name`."""
     try:
         yield
     except READ_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise CorruptCheckpoint(
-            f"{what} is damaged ({type(error).__name__}: {reason}); restore it or use another version"
+            f"{name} is damaged ({type(error).__name__}: {reason}); restore it or use another version"
         ) from error

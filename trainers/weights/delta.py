@@ -81,8 +81,8 @@ def encode(base: Mapping[str, Tensor], target: TensorFile) -> bytes:
         blocks += content
         table[name] = [form, width, count, bounds, xxhash.xxh3_128_hexdigest(tensor.data.data)]
     text = json.dumps({"header": target.header.decode("latin-1"), "tensors": table}, separators=(",", ":")).encode()
-    packed = bytes(cramjam.zstd.compress(text, level=LEVEL))
-    rest = b"".join((len(packed).to_bytes(_LENGTH, "little"), packed, *blocks))
+    table_bytes = bytes(cramjam.zstd.compress(text, level=LEVEL))
+    rest = b"".join((len(table_bytes).to_bytes(_LENGTH, "little"), table_bytes, *blocks))
     return MAGIC + xxhash.xxh3_128_digest(rest) + rest
 
 
@@ -154,20 +154,20 @@ def _encode(base: Tensor | None, tensor: Tensor) -> tuple[str, int, int, list[by
     total = tensor.data.size // tensor.size
     if base is None or (base.dtype, base.shape) != (tensor.dtype, tensor.shape):
         return "dense", 0, total, [_pack(tensor.data, tensor.size)]
-    new = tensor.data.view(_unsigned(tensor.size))
-    places = np.flatnonzero(base.data.view(new.dtype) != new)
+    bits = tensor.data.view(_uint(tensor.size))
+    places = np.flatnonzero(base.data.view(bits.dtype) != bits)
     if not places.size:
         return "same", 0, 0, []
     gaps = np.diff(places, prepend=-1)
     width = next(size for size in (1, 2, 4, 8) if int(gaps.max()) < 1 << 8 * size)
     sparse = [
-        _pack(gaps.astype(_unsigned(width)).view(np.uint8), width),
-        _pack(new[places].view(np.uint8), tensor.size),
+        _pack(gaps.astype(_uint(width)).view(np.uint8), width),
+        _pack(bits[places].view(np.uint8), tensor.size),
     ]
-    spent = sum(map(len, sparse))
-    if spent * _WORTHWHILE >= tensor.data.size:
+    cost = sum(map(len, sparse))
+    if cost * _WORTHWHILE >= tensor.data.size:
         dense = _pack(tensor.data, tensor.size)
-        if len(dense) <= spent:
+        if len(dense) <= cost:
             return "dense", 0, total, [dense]
     return "sparse", width, int(places.size), sparse
 
@@ -189,16 +189,16 @@ def _overlay(base: Tensor | None, deltas: Sequence[Delta], slot: TensorSlot) -> 
     for delta, entry in changes:
         if entry.count == 0:
             continue
-        gaps = _unpack(delta, entry.blocks[0], entry.count, entry.width).view(_unsigned(entry.width))
+        gaps = _unpack(delta, entry.blocks[0], entry.count, entry.width).view(_uint(entry.width))
         places = np.cumsum(gaps, dtype=np.int64) - 1
         if int(gaps.max()) > data.size or places[0] < 0 or data.size // size <= places[-1]:
             raise CorruptCheckpoint(f"a weight delta has places beyond the end of {slot.name}")
         values = _unpack(delta, entry.blocks[1], entry.count, size)
-        data.view(_unsigned(size))[places] = values.view(_unsigned(size))
+        data.view(_uint(size))[places] = values.view(_uint(size))
     return data
 
 
-def _unsigned(size: int) -> np.dtype[np.unsignedinteger]:
+def _uint(size: int) -> np.dtype[np.unsignedinteger]:
     """The unsigned integers of `size` bytes: bits are compared, never numbers."""
     return np.dtype(f"<u{size}")
 

@@ -48,13 +48,13 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
     of the directories cannot be read, CheckpointError when the disk is full or gone."""
     if weight_files(folder) != [WEIGHTS]:
         return None
-    data, full = delta.encode(open_folder(parent), open_file(folder / WEIGHTS)), full_size(folder)
-    if len(data) >= full:
+    data, version_size = delta.encode(open_folder(parent), open_file(folder / WEIGHTS)), full_size(folder)
+    if len(data) >= version_size:
         return None
     directory = folder.parent / FOLDER
     target = directory / f"{folder.name}.delta"
 
-    def passed(step: durable.Step) -> None:
+    def on_step(step: durable.Step) -> None:
         match step:
             case "flushed":
                 fault("delta.before_rename")
@@ -63,13 +63,13 @@ def write(parent: Path, folder: Path, *, fault: Callable[[str], None] = lambda _
 
     try:
         durable.make_folder(directory)
-        durable.write(target, data, mode=durable.SHARED, passed=passed)
+        durable.write(target, data, mode=durable.SHARED_MODE, on_step=on_step)
     except OSError as error:
         raise CheckpointError(
             f"the changes of {folder.name} cannot be written to {directory} ({error.strerror or error}): make room "
             "there, or mend it, and start again; no version was lost"
         ) from error
-    return WrittenDelta(target, hashlib.sha256(data).hexdigest(), len(data), full)
+    return WrittenDelta(target, hashlib.sha256(data).hexdigest(), len(data), version_size)
 
 
 def read(path: Path, digest: str) -> Delta:

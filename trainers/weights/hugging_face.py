@@ -69,15 +69,15 @@ _TOKENIZER = "tokenizer_config.json"
 
 def flatten_templates(directory: Path, files: Mapping[str, bytes]) -> dict[str, bytes]:
     """The files of a version that starts from `directory`, whose own plain files are `files`."""
-    named = {path.stem: path.read_text() for path in sorted((directory / _TEMPLATES_FOLDER).glob("*.jinja"))}
-    if not named:
+    templates = {path.stem: path.read_text() for path in sorted((directory / _TEMPLATES_FOLDER).glob("*.jinja"))}
+    if not templates:
         return dict(files)
     out = dict(files)
     default = out.pop(_DEFAULT_TEMPLATE, None)
     if default is not None:
-        named = {"default": default.decode(), **named}
+        templates = {"default": default.decode(), **templates}
     settings = json.loads(out.get(_TOKENIZER, b"{}"))
-    settings["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
+    settings["chat_template"] = [{"name": name, "template": template} for name, template in templates.items()]
     out[_TOKENIZER] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
     return out
 

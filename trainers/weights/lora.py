@@ -133,7 +133,7 @@ def _number(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
-def _uniform(shape: tuple[int, int], bound: float, seed: tuple[int, int]) -> torch.Tensor:
+def _uniform(shape: tuple[int, int], limit: float, seed: tuple[int, int]) -> torch.Tensor:
     """fp32, uniform in [-bound, bound)."""
     draws = np.random.default_rng(np.random.SeedSequence(seed)).random(shape, np.float32)
-    return torch.from_numpy((2 * draws - 1) * np.float32(bound))
+    return torch.from_numpy((2 * draws - 1) * np.float32(limit))

@@ -56,9 +56,11 @@ def is_plain(name: object) -> bool:
 def check_names(files: Mapping[str, str], digest: str, *, source: str = "a weight event") -> None:
     """Raises CorruptCheckpoint when the files or the digest of a version, as `source` gives them, are no names that may
     become part of a path."""
-    refused = [name for name in files if not is_plain(name)]
-    if refused:
-        raise CorruptCheckpoint(f"{source} names {refused[0][:80]!r}, which is no plain file name; use another version")
+    strangers = [name for name in files if not is_plain(name)]
+    if strangers:
+        raise CorruptCheckpoint(
+            f"{source} names {strangers[0][:80]!r}, which is no plain file name; use another version"
+        )
     if not _DIGEST.fullmatch(digest):
         raise CorruptCheckpoint(f"{source} names {digest[:80]!r}, which is no sha256; use another version")
 
@@ -93,13 +95,13 @@ def verify(directory: Path, digest: str | None = None) -> Manifest:
             f"{directory} has digest {manifest.digest[:12]}, expected {digest[:12]}; "
             "its manifest was changed, use another version"
         )
-    for name, expected in manifest.files.items():
+    for name, entry in manifest.files.items():
         path = directory / name
         with corrupt_if_unreadable(str(path)):
             actual = file_hash(path) if path.is_file() else None
         if actual is None:
             raise CorruptCheckpoint(f"{path} is missing; restore it or use another version")
-        if actual != expected:
+        if actual != entry:
             raise CorruptCheckpoint(f"{path} is truncated or changed; restore it or use another version")
     return manifest
 

@@ -19,7 +19,7 @@ import fsspec
 from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.law import Law
 from millrace.infra.log.history.rows import Mark, Row
-from millrace.infra.versions import located
+from millrace.infra.versions import locate
 from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers.weights.manifest import is_plain
 
@@ -237,7 +237,7 @@ class Files(Law):
 
     def weights(self, row: Row[WeightVersion]) -> None:
         if self.facts.root:
-            row = Row(row.raw, row.name, located(row.record, self.facts.root), row.value, row.kind)
+            row = Row(row.raw, row.name, locate(row.record, self.facts.root), row.value, row.kind)
         version = row["version"]
         self._newest = row
         filesystem, root = fsspec.core.url_to_fs(row["uri"])

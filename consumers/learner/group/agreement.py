@@ -104,7 +104,7 @@ def agree(
 ) -> Roster | None:
     """The roster of a group's table as one member sees it, or None while it is not settled or this one stands by.
 
-    view: the table; token: this member's membership; own: partitions it was assigned; shards: S of `topic`; need: how
+    view: the table; token: this member's membership; partitions: those it was assigned; shards: S of `topic`; need: how
     many can train."""
     rows = {member.member_id: _partitions(member, topic) for member in view.members}
     if not partitions or token.generation < 0 or not is_covered(view, topic, shards):

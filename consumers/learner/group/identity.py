@@ -151,13 +151,13 @@ def tag_differences(tags: Sequence[str], ledger: str) -> dict[int, str]:
     if not tags:
         return {}
     right = ledger if ledger in tags else tags[0]
-    return {index: _what(one, right) for index, one in enumerate(tags) if one != right}
+    return {index: _difference(one, right) for index, one in enumerate(tags) if one != right}
 
 
-def _what(one: str, right: str) -> str:
+def _difference(one: str, right: str) -> str:
     names = ("configuration", "code", "libraries")
     parts = zip(names, one.split("-"), right.split("-"), strict=False)
-    return " and ".join(name for name, mine, theirs in parts if mine != theirs) or "its client id"
+    return " and ".join(name for name, part, right_part in parts if part != right_part) or "its client id"
 
 
 def _json_digest(value: Any) -> str:

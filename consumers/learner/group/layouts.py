@@ -48,22 +48,22 @@ def role_places(learner: config.Learner) -> list[RolePlace]:
 
 def need_of(learner: config.Learner) -> Need:
     """How many learners train so."""
-    actor, *others = role_places(learner)
-    return Need(actor.layout.unit, sum(place.layout.world for place in others))
+    actor, *serving_places = role_places(learner)
+    return Need(actor.layout.unit, sum(place.layout.world for place in serving_places))
 
 
 def canonical(learner: config.Learner) -> str:
     """One text for all settings of `backend` that train alike, whatever their d."""
-    actor, *others = role_places(learner)
+    actor, *serving_places = role_places(learner)
     layout = actor.layout.within(actor.layout.unit)
-    return format_places([replace(actor, layout=layout), *others]) if others else str(layout)
+    return format_places([replace(actor, layout=layout), *serving_places]) if serving_places else str(layout)
 
 
 def check(learner: config.Learner, shards: int) -> list[RolePlace]:
     """The places, after all that can be said without a model. ConfigError for what cannot be.
 
     shards: partitions of the trajectories, one a learner at least."""
-    actor, *others = role_places(learner)
+    actor, *serving_places = role_places(learner)
     need, backend = need_of(learner), actor.layout.backend
     for name, backends in OF.items():
         default = config.Learner.model_fields[name].default
@@ -79,7 +79,7 @@ def check(learner: config.Learner, shards: int) -> list[RolePlace]:
             "[learner] lora: an adapter trains with data parallelism alone and all roles on the same ranks; "
             f"backend = {learner.backend!r} asks for more"
         )
-    return [actor, *others]
+    return [actor, *serving_places]
 
 
 def suits(places: Sequence[RolePlace], roles: Sequence[str], algorithm: str) -> None:
@@ -128,23 +128,23 @@ def learner_count(learner: config.Learner) -> int:
 
 def shortage_text(learner: config.Learner, here: int) -> str:
     """What so many learners wait for, who are too few."""
-    need, (actor, *others) = need_of(learner), role_places(learner)
+    need, (actor, *serving_places) = need_of(learner), role_places(learner)
     missing = need.fewest - here
     more = "another" if missing == 1 else f"{missing} more"
-    whom = f" ({ACTOR} {actor.layout.unit}, {_serving(others)})" if others else ""
-    return f"{_learners(here)} here, {learner.backend} trains with {need.fewest}{whom}: start {more}"
+    roles = f" ({ACTOR} {actor.layout.unit}, {_serving(serving_places)})" if serving_places else ""
+    return f"{_learners(here)} here, {learner.backend} trains with {need.fewest}{roles}: start {more}"
 
 
 def spare_text(learner: config.Learner, here: int) -> str:
     """Why one of so many learners waits while others train."""
-    actor, *others = role_places(learner)
-    beside = f" beside {_serving(others)}" if others else ""
+    actor, *serving_places = role_places(learner)
+    beside = f" beside {_serving(serving_places)}" if serving_places else ""
     many = f"multiples of {actor.layout.unit}{beside}"
     return f"{_learners(here)} here, {learner.backend} trains with {many}: this one waits as a spare"
 
 
-def _serving(others: Sequence[RolePlace]) -> str:
-    return ", ".join(f"{'|'.join(place.roles)} {place.layout.world}" for place in others)
+def _serving(places: Sequence[RolePlace]) -> str:
+    return ", ".join(f"{'|'.join(place.roles)} {place.layout.world}" for place in places)
 
 
 def _learners(count: int) -> str:

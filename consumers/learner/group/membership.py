@@ -63,7 +63,7 @@ class Membership:
             assignor="range",
             session_timeout_s=self._session_timeout_s,
             max_poll_interval_s=FOREVER_S,
-            on_assign=self._assigned,
+            on_assign=self._on_assign,
         )
 
     def leave(self) -> None:
@@ -75,12 +75,12 @@ class Membership:
     def settle(self, stopping: Callable[[], bool]) -> Roster | None:
         """Poll until the members agree on a generation that was not used before, with this one among its ranks or its
         spares; None when asked to stop meanwhile. A member without a partition stands by, here."""
-        started = time.monotonic()
+        start = time.monotonic()
         candidate: Roster | None = None
         look = LOOK_S
-        since = started
+        since = start
         # After a generation, somebody may have died: look at once. Before the first, peers may still be starting.
-        self._probed = 0.0 if self._used else started
+        self._probed = 0.0 if self._used else start
         while not stopping():
             self._poll(look)
             now = time.monotonic()
@@ -88,15 +88,15 @@ class Membership:
             roster = self._roster(view)
             look = LOOK_S
             if not self._now()[1] and is_covered(view, self._topic, self._shards):
-                candidate, started, look = None, now, STANDBY_S
+                candidate, start, look = None, now, STANDBY_S
             elif roster is None or roster.key == self._used:
                 candidate = None
                 if now - self._probed > PROBE_AFTER_S:
                     self._expel_dead(view)
-                if roster is not None and now - started > REJOIN_AFTER_S * (1 + self._rank):
+                if roster is not None and now - start > REJOIN_AFTER_S * (1 + self._rank):
                     self.leave()
                     self.join()
-                    started = time.monotonic()
+                    start = time.monotonic()
             elif candidate is None or candidate.key != roster.key:
                 candidate, since = roster, now
             elif now - since >= QUIET_S:
@@ -105,8 +105,12 @@ class Membership:
 
     def holds(self, roster: Roster) -> bool:
         """Whether this member still is where the roster says, as of its last poll."""
-        token, own = self._now()
-        return token is not None and token.generation == roster.generation and own == set(roster.self_peer.partitions)
+        token, partitions = self._now()
+        return (
+            token is not None
+            and token.generation == roster.generation
+            and partitions == set(roster.self_peer.partitions)
+        )
 
     def poll(self, timeout_s: float = 0.0) -> None:
         """Let callbacks run and the group make progress; whatever is fetched is not ours to use."""
@@ -132,10 +136,10 @@ class Membership:
         while self._member.poll(DRAIN, timeout_s):
             timeout_s = 0.0
         if self._fresh:
-            self._member.pause(self._member.assigned())
+            self._member.pause(self._member.assignment())
             self._fresh = False
 
-    def _assigned(self, partitions: set[int]) -> Mapping[int, int]:
+    def _on_assign(self, partitions: set[int]) -> Mapping[int, int]:
         """Where to begin: anywhere, since nothing is read here. Asking for the committed offsets would wait for a
         transaction that a dead leader left open, which only our own fence will settle."""
         self._fresh = True
@@ -144,19 +148,23 @@ class Membership:
     def _now(self) -> tuple[MemberToken | None, set[int]]:
         assert self._member is not None, "join first"
         try:
-            return self._member.token(), self._member.assigned()
+            return self._member.token(), self._member.assignment()
         except RefusedError:
             return None, set()
 
     def _roster(self, view: GroupView) -> Roster | None:
-        token, own = self._now()
-        return agree(view, token, own, self._topic, self._shards, self._need) if token is not None else None
+        token, partitions = self._now()
+        return agree(view, token, partitions, self._topic, self._shards, self._need) if token is not None else None
 
     def _expel_dead(self, view: GroupView) -> None:
         token, _ = self._now()
-        me = token.member_id if token is not None else ""
+        member_id = token.member_id if token is not None else ""
         for member in view.members:
-            if member.member_id != me and member.client_id != self._client_id and refuses(*address(member.client_id)):
+            if (
+                member.member_id != member_id
+                and member.client_id != self._client_id
+                and refuses(*address(member.client_id))
+            ):
                 self._bus.expel(self._group, member.member_id)
         self._probed = time.monotonic()
 

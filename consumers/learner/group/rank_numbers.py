@@ -15,11 +15,11 @@ SERVES = -1
 
 def by_rank(backend: Backend, numbers: Sequence[int]) -> list[list[int]]:
     """What each rank says: as many numbers as the others, none below 0."""
-    mine = [0.0] * (backend.world * len(numbers))
+    row = [0.0] * (backend.world * len(numbers))
     first = backend.rank * len(numbers)
-    mine[first : first + len(numbers)] = numbers
-    said = iter(backend.max(mine))
-    return [[int(next(said)) for _ in numbers] for _ in range(backend.world)]
+    row[first : first + len(numbers)] = numbers
+    answers = iter(backend.max(row))
+    return [[int(next(answers)) for _ in numbers] for _ in range(backend.world)]
 
 
 def count(backend: Backend, flags: Sequence[int]) -> list[int]:

@@ -29,12 +29,12 @@ LOOK_S = 0.02
 class Meeting:
     """The ranks of `roster` in the leader's store. `wait` polls, and raises RegroupError when the group moved."""
 
-    def __init__(self, roster: Roster, own: Store, wait: Callable[[], None]) -> None:
+    def __init__(self, roster: Roster, local_store: Store, wait: Callable[[], None]) -> None:
         self._roster = roster
         self._wait = wait
         leader = roster.leader
         if roster.rank == 0:
-            store: Store = own
+            store: Store = local_store
         else:
             if refuses(leader.host, leader.port):
                 raise RegroupError("the leader is gone before the ranks met")

@@ -77,9 +77,9 @@ def cut(host: str, port: int) -> None:
     address = socket.gethostbyname(host)
     for fd in open_sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-            if one.family in (socket.AF_INET, socket.AF_INET6) and _same(one.getpeername(), address, port):
+            if one.family in (socket.AF_INET, socket.AF_INET6) and _is_peer(one.getpeername(), address, port):
                 one.shutdown(socket.SHUT_RDWR)
 
 
-def _same(peer: tuple[str, int], address: str, port: int) -> bool:
+def _is_peer(peer: tuple[str, int], address: str, port: int) -> bool:
     return peer[1] == port and peer[0].removeprefix("::ffff:") == address

@@ -116,8 +116,8 @@ class Generation:
         p = self._parts
         with p.backend.clock.phase("boundary"):
             p.membership.poll()
-            moved, stopping = rank_numbers.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
-            message = next_work.encode(self._lead(self._leader, moved > 0, stopping)) if self._leader else None
+            moves, stopping = rank_numbers.count(p.backend, [not p.membership.holds(self._roster), p.stopping()])
+            message = next_work.encode(self._lead(self._leader, moves > 0, stopping)) if self._leader else None
             order = next_work.decode(p.backend.announce(message))
         if isinstance(order, Wait):
             with p.backend.clock.phase("wait"):
@@ -127,10 +127,10 @@ class Generation:
             self._idle_s = IDLE_S[0]
         return order
 
-    def _lead(self, leader: Leader, moved: bool, stopping: int) -> NextWork:
+    def _lead(self, leader: Leader, has_moved: bool, stopping: int) -> NextWork:
         p, version = self._parts, leader.head.version
         urgent = next_work.interrupt(
-            has_moved=moved,
+            has_moved=has_moved,
             stopping=stopping,
             world=self._roster.world,
             failure=leader.failure,

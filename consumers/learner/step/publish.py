@@ -144,19 +144,19 @@ class Leader:
         p = self._parts
         clock = p.backend.clock
         with clock.phase("checkpoint"):
-            saved = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
-            written = self._written(saved, step.report)
+            snapshot = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
+            version = self._version_of(snapshot, step.report)
         step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
         step.report.metrics.update(flops.utilisation(step.state, step.report.metrics, self._roster.world))
         now = now_micros()
-        event = weight_event(self.head, step.batch, written, now)
+        event = weight_event(self.head, step.batch, version, now)
         ranks = rank_shares(self._roster, step.cells, step.report.shares)
         if self._roster.spares:
             step.report.metrics["spares"] = float(len(self._roster.spares))
         entry = ledger_entry(
             self.head,
             step.batch,
-            written,
+            version,
             step.report,
             step.losses,
             self._roster,
@@ -178,24 +178,24 @@ class Leader:
             p.observer.on_commit(entry)
             self._collect()
 
-    def _written(self, saved: Checkpoint, report: Report) -> WrittenVersion:
+    def _version_of(self, snapshot: Checkpoint, report: Report) -> WrittenVersion:
         """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
         an anchor, and a broadcast, where engines take them."""
-        p, full = self._parts, delta_files.full_size(saved.path)
+        p, size = self._parts, delta_files.full_size(snapshot.path)
         delta, every = None, p.settings.learner.anchor_every
         if (self.head.version + 1) % every:
             try:
                 parent = directory(self.head.weights, p.root)
-                delta = delta_files.write(parent, saved.path, fault=checkpoint_fault)
+                delta = delta_files.write(parent, snapshot.path, fault=checkpoint_fault)
             except CorruptCheckpoint as error:
                 p.observer.warn(f"version {self.head.version + 1} is announced whole: {error}")
         if every > 1:
-            report.metrics.update(full_bytes=float(full), sent_bytes=float(delta.size if delta else full))
-        offered = None
-        if p.sender is not None and checkpoint.WEIGHTS in saved.files:  # an adapter alone is read from its directory
-            p.sender.hold(self.head.version + 1, saved.digest, saved.path / checkpoint.WEIGHTS)
-            offered = p.sender.url  # before the event: who reads that asks at once
-        return WrittenVersion(str(saved.path), saved.digest, saved.files, full, delta, offered)
+            report.metrics.update(full_bytes=float(size), sent_bytes=float(delta.size if delta else size))
+        url = None
+        if p.sender is not None and checkpoint.WEIGHTS in snapshot.files:  # an adapter alone is read from its directory
+            p.sender.hold(self.head.version + 1, snapshot.digest, snapshot.path / checkpoint.WEIGHTS)
+            url = p.sender.url  # before the event: who reads that asks at once
+        return WrittenVersion(str(snapshot.path), snapshot.digest, snapshot.files, size, delta, url)
 
     def _fence(self) -> Head:
         p = self._parts
@@ -234,10 +234,10 @@ class Leader:
     def _settle(self, entry: LedgerEntry, reason: str) -> str | None:
         """The outcome of a commit is unknown: fence again and read what is there."""
         try:
-            found = self._fence()
+            head = self._fence()
         except BusError as error:
             return f"the outcome of version {entry['version']} is unknown ({reason}; then {error})"
-        if found.entry["hash"] == entry["hash"]:
+        if head.entry["hash"] == entry["hash"]:
             return None
         return f"version {entry['version']} was not committed: {reason}"
 
@@ -248,9 +248,9 @@ class Leader:
         if sum(1 for _ in p.root.iterdir()) > keep + for_good + SPARE:
             with p.backend.clock.phase("collect"):
                 serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
-                committed = self.log.all_digests(self.head.version)
-                deltas = self.log.deltas(committed)
-                collect(p.root, committed, keep=keep, serving=serving, deltas=deltas, every=every)
+                digests = self.log.all_digests(self.head.version)
+                deltas = self.log.deltas(digests)
+                collect(p.root, digests, keep=keep, serving=serving, deltas=deltas, every=every)
 
 
 def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from millrace.consumers.learner.step.next_work import PlacedGroup
 from millrace.consumers.learner.version.records import AGES
 from millrace.infra import telemetry
 from millrace.infra.log.base import Place
-from millrace.infra.log.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
+from millrace.infra.log.history.places import CLAIM, CORRUPT, GONE, LostRecord, PlaceReader
 from millrace.trainers.batches.sample import Sample, check, samples_of
 from millrace.trainers.errors import BadSample
 
@@ -40,9 +40,9 @@ def read(reader: PlaceReader, parts: Sequence[PlacedGroup], *, vocabulary: int, 
     for part in parts:
         group = [next(trajectories) for _ in part.places]
         samples: list[Sample] = []
-        problem = None if group else Lost(NO_PLACES, f"group {part.group}")
+        problem = None if group else LostRecord(NO_PLACES, f"group {part.group}")
         for one in group:
-            if isinstance(one, Lost):
+            if isinstance(one, LostRecord):
                 problem = one
                 break
             try:
@@ -50,10 +50,10 @@ def read(reader: PlaceReader, parts: Sequence[PlacedGroup], *, vocabulary: int, 
                     samples += samples_of(one, part.seq)
                     check(samples, vocabulary=vocabulary, longest=longest)
             except BadSample as error:
-                problem = Lost(IMPOSSIBLE, str(error))
+                problem = LostRecord(IMPOSSIBLE, str(error))
                 break
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                problem = Lost(IMPOSSIBLE, f"{type(error).__name__} at {one['id']}")
+                problem = LostRecord(IMPOSSIBLE, f"{type(error).__name__} at {one['id']}")
                 break
         if problem is None:
             share.samples += samples

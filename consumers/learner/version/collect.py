@@ -77,7 +77,7 @@ def choose_deltas(names: Iterable[str], digests: Mapping[int, str], *, keep: int
     _, links = chains(newest, keep, deltas)
     out = []
     for name in names:
-        draft = durable.meant(name)
+        draft = durable.final_name(name)
         match = re.fullmatch(DELTA, draft or name)
         if match and int(match["version"]) <= newest:
             version = int(match["version"])

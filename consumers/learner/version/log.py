@@ -19,7 +19,7 @@ from millrace.infra.log.base import Bus, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.follow import PartitionCursor
 from millrace.infra.log.history.kinds import COMPLETIONS, LEDGER, RESOLUTIONS, WEIGHTS, deployment_of
-from millrace.infra.log.history.reader import History, named
+from millrace.infra.log.history.reader import History, name_in_log
 from millrace.infra.log.history.rows import Row, as_stored
 from millrace.infra.log.readable import passed_over
 from millrace.schemas import bounds
@@ -34,7 +34,7 @@ class Frontier:
     later point than resolutions."""
 
     _open: dict[str, list[Place]] = field(default_factory=dict)
-    _early: set[str] = field(default_factory=set)
+    _closures: set[str] = field(default_factory=set)
     _seqs: dict[int, str] = field(default_factory=dict)
     _high: dict[int, int] = field(default_factory=dict)
     _floor: int = 0
@@ -44,7 +44,7 @@ class Frontier:
         if completion["kind"] == "progress":
             return
         self._saw(completion["trajectories"])
-        if completion["group"] not in self._early:
+        if completion["group"] not in self._closures:
             self._open[completion["group"]] = list(completion["trajectories"])
 
     def resolve(self, resolution: Resolution) -> None:
@@ -70,17 +70,17 @@ class Frontier:
 
     def offsets(self, seq_hi: int) -> dict[int, int]:
         """Next offset per partition once everything below `seq_hi` is consumed."""
-        consumed = {group for seq, group in self._seqs.items() if seq < seq_hi}
+        groups = {group for seq, group in self._seqs.items() if seq < seq_hi}
         low = dict(self._high)
         for group, places in self._open.items():
-            if group not in consumed:
+            if group not in groups:
                 for place in places:
                     low[place["partition"]] = min(low[place["partition"]], place["offset"])
         return low
 
     def _close(self, group: str) -> None:
         if self._open.pop(group, None) is None:
-            self._early.add(group)
+            self._closures.add(group)
 
     def _saw(self, places: Sequence[Place]) -> None:
         for place in places:
@@ -94,11 +94,11 @@ class PolicyLog:
         self._bus = bus
         self._topics = topics
         resolve = as_stored if claims is None else claims.resolve
-        history = History(bus, *deployment_of(topics["weights"]), resolve, bounded=True)
+        history = History(bus, *deployment_of(topics["weights"]), resolve, is_bounded=True)
         self._events = PartitionCursor(history, WEIGHTS)
         self._entries = PartitionCursor(history, LEDGER)
         self._completions = PartitionCursor(history, COMPLETIONS)
-        self._resolutions = PartitionCursor(history, RESOLUTIONS, unreadable=_seq_kept)
+        self._resolutions = PartitionCursor(history, RESOLUTIONS, unreadable=_keep_seq)
         self._announced: dict[int, str] = {}
         """digest by version, as the first weight event of each says"""
         self._trained: dict[int, str] = {}
@@ -115,25 +115,25 @@ class PolicyLog:
         end = self._bus.ends(self._topics["resolutions"])[0]
         if end <= self._resolutions.next:
             return
-        for completion in self._completions.new():
+        for completion in self._completions.rows_on():
             if self._exist(completion.record["trajectories"], completion.raw):
                 self.frontier.complete(completion.record)
-        for row in self._resolutions.new(end):
-            resolution = self._taken(row)
+        for row in self._resolutions.rows_on(end):
+            resolution = self._take(row)
             if resolution is not None:
                 self.frontier.resolve(resolution)
 
-    def _taken(self, row: Row[Resolution]) -> Resolution | None:
+    def _take(self, row: Row[Resolution]) -> Resolution | None:
         """A resolution, taken into the order; None for one that says nothing about it."""
-        found = row.record
-        if not self._exist(found["trajectories"], row.raw):
-            found = {**found, "trajectories": []}
+        resolution = row.record
+        if not self._exist(resolution["trajectories"], row.raw):
+            resolution = {**resolution, "trajectories": []}
         try:
-            self.order.fold(found)
+            self.order.fold(resolution)
         except LearnerError as error:
             passed_over(row.raw, str(error))
             return None
-        return found
+        return resolution
 
     def _exist(self, places: Sequence[Place], record: Record) -> bool:
         """Whether places may be of trajectories of this policy."""
@@ -141,13 +141,13 @@ class PolicyLog:
         if topic is None or not places:
             return True
         count = self._bus.partitions(topic)
-        good = all(
+        is_valid = all(
             place["topic"] == topic and 0 <= place["partition"] < count and 0 <= place["offset"] <= bounds.VERSION
             for place in places
         )
-        if not good:
+        if not is_valid:
             passed_over(record, f"it names places outside {topic}")
-        return good
+        return is_valid
 
     def commit(self, seq_hi: int) -> None:
         """A version up to `seq_hi` is committed."""
@@ -158,17 +158,17 @@ class PolicyLog:
         """Digest by version, up to the newest committed one. A weight event that the ledger does not name changes none:
         what lies on the disk goes or stays by these."""
         self._weights()
-        for row in self._entries.new():
+        for row in self._entries.rows_on():
             self._trained.setdefault(row["version"], row["digest"])
-        known = {**self._announced, **self._trained}
-        return {version: digest for version, digest in known.items() if 0 <= version <= newest}
+        digests = {**self._announced, **self._trained}
+        return {version: digest for version, digest in digests.items() if 0 <= version <= newest}
 
-    def deltas(self, committed: Mapping[int, str]) -> set[int]:
+    def deltas(self, digests: Mapping[int, str]) -> set[int]:
         """Which of these versions engines read as changes to their parent."""
-        return {version for version, digest in committed.items() if self._modes.get((version, digest)) == "delta"}
+        return {version for version, digest in digests.items() if self._modes.get((version, digest)) == "delta"}
 
     def _weights(self) -> WeightVersion:
-        for row in self._events.new():
+        for row in self._events.rows_on():
             event = row.record
             self._first = self._first or event
             self._announced.setdefault(event["version"], event["digest"])
@@ -180,11 +180,11 @@ class PolicyLog:
         return self._first
 
 
-def _seq_kept(kind: str, record: Record, error: SchemaError | ClaimError) -> Row[Resolution] | None:
+def _keep_seq(kind: str, record: Record, error: SchemaError | ClaimError) -> Row[Resolution] | None:
     """Name a resolution that cannot be read; what its headers say of it stands for it."""
-    named(kind, record, error)
-    found = _unread(record)
-    return None if found is None else Row(record, "Resolution", found, b"", kind)
+    name_in_log(kind, record, error)
+    resolution = _unread(record)
+    return None if resolution is None else Row(record, "Resolution", resolution, b"", kind)
 
 
 def _unread(record: Record) -> Resolution | None:

@@ -31,11 +31,11 @@ _value = telemetry.gauge("millrace.learner.value", "", "newest value of each mea
 def measure(entry: LedgerEntry) -> None:
     """Record a version's numbers."""
     policy, metrics = entry["policy"], entry["metrics"]
-    lost = sum(group["lost"] is not None for group in entry["groups"])
+    losses = sum(group["lost"] is not None for group in entry["groups"])
     _versions.add(1, policy=policy)
     _tokens.add(metrics.get("tokens_computed", 0.0), policy=policy)
-    _groups.add(lost, policy=policy, outcome="lost")
-    _groups.add(len(entry["groups"]) - lost, policy=policy, outcome="trained")
+    _groups.add(losses, policy=policy, outcome="lost")
+    _groups.add(len(entry["groups"]) - losses, policy=policy, outcome="trained")
     _staleness.record(metrics.get("staleness_mean", 0.0), policy=policy)
     _reward.set(metrics.get("reward_mean", 0.0), policy=policy)
     _ranks.set(len(entry["ranks"]), policy=policy)
@@ -58,9 +58,9 @@ def line(entry: LedgerEntry) -> str:
     ]
     if m.get("spares"):
         parts.append(f"spares {m['spares']:.0f}")
-    lost = sum(group["lost"] is not None for group in entry["groups"])
-    if lost:
-        parts.append(f"{lost} groups lost")
+    losses = sum(group["lost"] is not None for group in entry["groups"])
+    if losses:
+        parts.append(f"{losses} groups lost")
     if m.get("tokens_pulling", 1.0) == 0:
         parts.append("taught nothing: every advantage is 0, since rewards that are compared are equal")
     if entry["unchanged"]:

@@ -58,7 +58,7 @@ class LearningOrder:
     eta: int
     release: str
     floor: int = 0
-    _ready: dict[int, Resolution] = field(default_factory=dict)
+    _ready_groups: dict[int, Resolution] = field(default_factory=dict)
     _batches: Steps[int] = field(init=False)
     _etas: Steps[int] = field(init=False)
     _releases: Steps[str] = field(init=False)
@@ -77,7 +77,7 @@ class LearningOrder:
             if seq is None:
                 raise LearnerError(f"ready group {resolution['group']} has no seq: `resolutions` is not dispatch's")
             if seq >= self.floor:
-                self._ready[seq] = resolution
+                self._ready_groups[seq] = resolution
 
     def _set(self, resolution: Resolution) -> None:
         setting = resolution["setting"]
@@ -88,17 +88,17 @@ class LearningOrder:
         except (ValueError, RecursionError):
             raise LearnerError("a setting whose value is no JSON: `resolutions` is not dispatch's") from None
         if setting["name"] == "batch":
-            self._batches.set(setting["from_seq"] or 0, _whole(value, 1, bounds.BATCH))
+            self._batches.set(setting["from_seq"] or 0, _integer(value, 1, bounds.BATCH))
         elif setting["name"] == "eta":
-            self._etas.set(setting["from_ticket"] or 0, _whole(value, 0, bounds.ETA))
+            self._etas.set(setting["from_ticket"] or 0, _integer(value, 0, bounds.ETA))
         elif setting["name"] == "release":
             self._releases.set(setting["from_seq"] or 0, str(value))
 
     def commit(self, seq_hi: int) -> None:
         """A version up to `seq_hi` is committed: forget what lies below."""
         self.floor = max(self.floor, seq_hi)
-        for seq in [seq for seq in self._ready if seq < self.floor]:
-            del self._ready[seq]
+        for seq in [seq for seq in self._ready_groups if seq < self.floor]:
+            del self._ready_groups[seq]
 
     def size(self, seq: int) -> int:
         """B in force for a batch that begins at `seq`."""
@@ -114,18 +114,18 @@ class LearningOrder:
 
     def pending(self, seq: int) -> int:
         """How many groups of the batch that begins at `seq` are ready."""
-        return sum(number in self._ready for number in range(seq, seq + self.size(seq)))
+        return sum(number in self._ready_groups for number in range(seq, seq + self.size(seq)))
 
     def next(self, seq: int) -> Batch | None:
         """The batch that begins at `seq`, or None while one of its groups is missing."""
-        wanted = range(seq, seq + self.size(seq))
-        if not all(number in self._ready for number in wanted):
+        seqs = range(seq, seq + self.size(seq))
+        if not all(number in self._ready_groups for number in seqs):
             return None
-        groups = tuple(self._ready[number] for number in wanted)
+        groups = tuple(self._ready_groups[number] for number in seqs)
         return Batch(seq, groups, max(self.eta_of(group) for group in groups))
 
 
-def _whole(value: object, low: int, high: int) -> int:
+def _integer(value: object, low: int, high: int) -> int:
     if not isinstance(value, int) or not low <= value <= high:
         raise LearnerError(f"a setting outside {low} to {high:,}: `resolutions` is not dispatch's")
     return value

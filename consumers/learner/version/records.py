@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.identity import Identity
 from millrace.consumers.learner.version.order import Batch
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from millrace.trainers.learning import Report, Share
@@ -92,7 +92,7 @@ def ledger_entry(
     """What trained the version after `head`, linked to the chain.
 
     losses: reason by seq of groups that could not be read; cells: by seq, the cell that was to compute a group."""
-    return chained(
+    return chain_entry(
         {
             "policy": head.entry["policy"],
             "version": head.version + 1,

@@ -56,8 +56,8 @@ class WeightSender:
 
     def hold(self, version: int, digest: str, path: Path) -> None:
         """From now on send `path`, the weight file of a version, to whoever asks; the oldest held one is let go."""
-        held = {**self._held, (version, digest): path}
-        self._held = {key: held[key] for key in sorted(held)[-VERSIONS_HERE:]}
+        paths = {**self._held, (version, digest): path}
+        self._held = {key: paths[key] for key in sorted(paths)[-VERSIONS_HERE:]}
 
     def close(self) -> None:
         """Take no more requests. What is being sent ends with the process."""
@@ -98,8 +98,8 @@ class WeightSender:
                     length = int(self.headers["Content-Length"])
                     if not 0 < length <= LONGEST:
                         raise ValueError(f"a request has 1 to {LONGEST} bytes")
-                    asked = json.loads(self.rfile.read(length))
-                    offer = sender.offer(int(asked["version"]), str(asked["digest"]), int(asked["ranks"]))
+                    request = json.loads(self.rfile.read(length))
+                    offer = sender.offer(int(request["version"]), str(request["digest"]), int(request["ranks"]))
                 except (ValueError, KeyError, TypeError):
                     self.send_error(400)
                     return

@@ -71,7 +71,7 @@ class Announcer(RunObserver):
     def tidy(self) -> None:
         """Remove directories that no announced version names, and versions beyond `keep`, which a process that died
         after it announced a version has left. Raises BranchError where the newest version is gone."""
-        digests = self._committed()
+        digests = self._digests()
         for number, path in versions(self._root):
             if number <= self.head.version and number not in digests:
                 continue  # its records cannot be read, so nobody can tell
@@ -140,11 +140,11 @@ class Announcer(RunObserver):
     def _collect(self) -> None:
         workers = full_name(self._settings.namespace, "workers")
         serving = serving_versions(self._bus, workers, self._settings.policy.name, now_micros())
-        collect(self._root, self._committed(), keep=self._keep, serving=serving)
+        collect(self._root, self._digests(), keep=self._keep, serving=serving)
 
-    def _committed(self) -> dict[int, str]:
+    def _digests(self) -> dict[int, str]:
         """Digests of all versions up to the newest."""
-        history = History(self._bus, self._settings.namespace, self._settings.policy.name, bounded=True)
+        history = History(self._bus, self._settings.namespace, self._settings.policy.name, is_bounded=True)
         return {number: digest for number, digest in ledger.digests(history).items() if number <= self.head.version}
 
     def __enter__(self) -> Announcer:

@@ -23,13 +23,13 @@ from millrace.trainers.weights.checkpoint import Checkpoint
 def branch(
     settings: Settings,
     options: BranchOptions,
-    wanted: Rule = lambda _: True,
+    rule: Rule = lambda _: True,
     places: Sequence[Place] | None = None,
     sql: str = "",
 ) -> None:
-    """Make a branch of the configured policy, or go on with it, and say how it goes. wanted: a rule; places, sql: what
+    """Make a branch of the configured policy, or go on with it, and say how it goes. rule: a filter; places, sql: what
     names the trajectories of which the rule takes."""
-    ask = question(settings, sql, wanted) if sql else _asking(wanted, places)
+    ask = question(settings, sql, rule) if sql else _asking(rule, places)
     console = Terminal()
     with history(settings) as bus:
         last = Brancher(settings, bus, claims(settings)).run(options, ask, observer=BranchScreen(console, options))

@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from millrace.consumers.replay.selection import BranchCandidate
 from millrace.infra.log.base import Place
 
-UNREWARDED = "it has no reward of those chosen"
+LACKS_REWARD = "it has no reward of those chosen"
 WORSE = "another of its group is as good or better"
 LOWEST = "the best of its group is no better than the worst of the selection"
-UNEQUALLED = "no reward of its group differs from another"
-UNPAIRED = "no other of its group is left to pair it with"
+EQUAL_REWARDS = "no reward of its group differs from another"
+NO_PARTNER = "no other of its group is left to pair it with"
 
 
 @dataclass(frozen=True, slots=True)
 class BranchItem:
     """Members that are learned from together. group: their id in the log; rewards: one a place, None where a method
-    reads none; texts: replies of theirs that are learned from as text; written: one a place, the digest of what these
+    reads none; texts: replies of theirs that are learned from as text; digests: one a place, the digest of what these
     are written as, empty where there are none, none at all where a former release kept none."""
 
     group: str
@@ -38,7 +38,7 @@ class BranchItem:
     rewards: tuple[float | None, ...]
     tokens: int
     texts: int = 0
-    written: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ def groups(candidates: Sequence[BranchCandidate]) -> BranchItems:
     items = BranchItems([], Counter())
     for members in _groups(candidates, items.left_out).values():
         if members[0].reward == members[-1].reward:
-            _count(items.left_out, UNEQUALLED, len(members))
+            _count(items.left_out, EQUAL_REWARDS, len(members))
         else:
             items.items.append(_item(members))
     return items
@@ -98,7 +98,7 @@ def pairs(candidates: Sequence[BranchCandidate]) -> BranchItems:
         while len(rest) > 1 and rest[0].reward != rest[-1].reward:
             items.items.append(_item([rest[0], rest[-1]]))
             rest = rest[1:-1]
-        _count(items.left_out, UNEQUALLED if len(rest) > 1 else UNPAIRED, len(rest))
+        _count(items.left_out, EQUAL_REWARDS if len(rest) > 1 else NO_PARTNER, len(rest))
     return items
 
 
@@ -109,7 +109,7 @@ def _groups(
     by_group: dict[tuple[str, str], list[BranchCandidate]] = {}
     for one in candidates:
         if one.reward is None or not math.isfinite(one.reward):
-            _count(left_out, UNREWARDED, 1)
+            _count(left_out, LACKS_REWARD, 1)
         else:
             by_group.setdefault((one.tenant, one.group), []).append(one)
     return {key: sorted(members, key=_rank) for key, members in by_group.items()}
@@ -122,7 +122,7 @@ def _rank(one: BranchCandidate) -> tuple[float, int, str, Place]:
 def _item(members: Sequence[BranchCandidate]) -> BranchItem:
     places, rewards = zip(*((one.place, one.reward) for one in members), strict=True)
     tokens, texts = sum(one.tokens for one in members), sum(one.texts for one in members)
-    return BranchItem(members[0].group, places, rewards, tokens, texts, tuple(one.written for one in members))
+    return BranchItem(members[0].group, places, rewards, tokens, texts, tuple(one.digest for one in members))
 
 
 def _count(left_out: Counter[str], reason: str, count: int) -> None:

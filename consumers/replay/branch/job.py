@@ -28,7 +28,7 @@ from millrace.trainers.schedule import Decay
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.manifest import base_digest
 
-TRUNCATED: Mapping[str, Any] = {"decoupled": True, "rejection": TIS}
+TIS_KNOBS: Mapping[str, Any] = {"decoupled": True, "rejection": TIS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "sft": Method("imitates the best of each group, or all where none has a reward", "sft", best, text=True),
     "awr": Method("imitates all of a group, the better ones more", "awr", groups),
-    "grpo": Method("compares rewards within groups", "grpo", groups, ratios=True, knobs=TRUNCATED),
-    "rloo": Method("compares each reward with the others of its group", "rloo", groups, ratios=True, knobs=TRUNCATED),
+    "grpo": Method("compares rewards within groups", "grpo", groups, ratios=True, knobs=TIS_KNOBS),
+    "rloo": Method("compares each reward with the others of its group", "rloo", groups, ratios=True, knobs=TIS_KNOBS),
     "decoupled": Method("GRPO, clipped around the recomputed policy", "decoupled", groups, ratios=True),
     "tis": Method("truncated importance sampling", "tis", groups, ratios=True),
     "icepop": Method("leaves out tokens whose ratio is far off", "icepop", groups, ratios=True),
@@ -68,7 +68,7 @@ class BranchOptions:
     METHODS; selection: the text that chose; rewards: SOURCE[/RUBRIC] of a replay, with live: before it of what
     came live, empty: as sealed; batch:
     items of an optimizer batch; save_every: batches of a version; keep: newest versions whose files are kept; anyway:
-    the guard refuses nothing; what_is_left: a history that has lost a part is taken as far as it is there. teacher:
+    the guard refuses nothing; accept_gaps: a history that has lost a part is taken as far as it is there. teacher:
     directory, for distillation. The others as in `trainers.offline.job.Job`."""
 
     name: str
@@ -92,7 +92,7 @@ class BranchOptions:
     save_every: int = 1
     keep: int = 2
     anyway: bool = False
-    what_is_left: bool = False
+    accept_gaps: bool = False
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class BranchOptions:
 def about(options: BranchOptions, source: str, version: int, digest: str, models: Mapping[str, str]) -> dict[str, Any]:
     """What must be equal for a branch to go on, as JSON holds it. version and digest: of the weights it begins with;
     models: content by role."""
-    loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "what_is_left", "device"}
+    loose = {"name", "version", "teacher", "knobs", "keep", "anyway", "accept_gaps", "device"}
     names = [one.name for one in fields(options) if one.name not in loose]
     values = {name: getattr(options, name) for name in names}
     values["knobs"] = {name: repr(value) for name, value in sorted(options.knobs.items())}
@@ -153,6 +153,6 @@ def contents(models: Mapping[str, Path]) -> dict[str, str]:
     return {role: base_digest(path) for role, path in models.items()}
 
 
-def held(models: Mapping[str, Path]) -> dict[str, Any]:
+def loaders(models: Mapping[str, Path]) -> dict[str, Any]:
     """What loads each frozen model, by role."""
     return {role: partial(checkpoint.adopt, path) for role, path in models.items()}

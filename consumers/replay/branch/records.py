@@ -15,7 +15,7 @@ from millrace.consumers.learner.version import records
 from millrace.consumers.learner.version.order import Batch
 from millrace.consumers.learner.version.records import Machine, WrittenVersion
 from millrace.consumers.replay.branch.items import BranchItem
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.history.newest import Head
 from millrace.schemas.records import LedgerEntry, RankShare, TrainedGroup, WeightVersion
 from millrace.trainers.weights.checkpoint import Checkpoint
@@ -96,7 +96,7 @@ def ledger_entry(
         "groups": len(items),
         "cell": 0,
     }
-    return chained(
+    return chain_entry(
         {
             "policy": event["policy"],
             "version": event["version"],

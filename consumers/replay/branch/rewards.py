@@ -37,7 +37,7 @@ class ChosenRewards:
     values: Rewards
 
 
-def chosen(history: History, text: str) -> ChosenRewards:
+def choose(history: History, text: str) -> ChosenRewards:
     """The rewards that a text names. Raises BranchError where there are none, or where the rubric is not said and there
     are several."""
     live = text.startswith(LIVE)
@@ -68,11 +68,11 @@ def chosen(history: History, text: str) -> ChosenRewards:
             f"{source} judged by the rubrics {', '.join(rubrics)}: choose one, such as {prefix}{source}/{rubrics[-1]}"
         )
     if not rubrics:
-        other = f"; {source} judged by {', '.join(sorted(newest))}" if newest else ""
+        alternatives = f"; {source} judged by {', '.join(sorted(newest))}" if newest else ""
         if live:
-            raise BranchError(f"no live reward of {text.removeprefix(LIVE)} can be learned from{other}")
+            raise BranchError(f"no live reward of {text.removeprefix(LIVE)} can be learned from{alternatives}")
         raise BranchError(
-            f"no replay gave rewards of {text}{other}: `millrace replay reward` judges history again, and "
+            f"no replay gave rewards of {text}{alternatives}: `millrace replay reward` judges history again, and "
             f"{LIVE}{source} takes the newest that came live"
         )
     return ChosenRewards(prefix + source, rubrics[0], newest[rubrics[0]])
@@ -86,6 +86,6 @@ def _value(reward: Reward) -> float | None:
     return value
 
 
-def rewarded(candidates: Sequence[BranchCandidate], rewards: Rewards) -> list[BranchCandidate]:
+def with_rewards(candidates: Sequence[BranchCandidate], rewards: Rewards) -> list[BranchCandidate]:
     """The candidates with these rewards in place of the sealed ones, None where there is none."""
     return [replace(one, reward=rewards.get((one.id, one.attempt))) for one in candidates]

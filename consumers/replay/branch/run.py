@@ -62,7 +62,7 @@ READ_AT_ONCE = 512
 class BranchObserver(RunObserver):
     """Follows the making of a branch; this one does nothing."""
 
-    def on_selection(self, candidates: int, made: BranchItems, left_out: Counter[str]) -> None:
+    def on_selection(self, candidates: int, choice: BranchItems, left_out: Counter[str]) -> None:
         """What the question came to, before anything is trained."""
 
     def on_text(self, form: str, replies: int, unsaid: Counter[str]) -> None:
@@ -126,14 +126,14 @@ class Brancher:
         question: Question,
         observer: BranchObserver,
         trackers: Sequence[Tracker],
-        own: Settings,
+        target: Settings,
         head: Head | None,
-        begun: Callable[[], None],
+        on_begin: Callable[[], None],
     ) -> WeightVersion:
-        """`run`, once it is clear whether the branch goes on from `head` or begins. begun: called when it has begun."""
-        parent = self._parent(options, own, head)
+        """`run`, once it is clear whether the branch goes on from `head` or begins. on_begin: called once it has."""
+        parent = self._parent(options, target, head)
         algorithm, models = options.algorithm(), options.models(parent.directory)
-        described = job.about(
+        description = job.about(
             options,
             self._settings.policy.name,
             parent.weights["version"],
@@ -148,26 +148,26 @@ class Brancher:
             begin = partial(_beginning, parent, options.seed)
             backend.load(begin())
             limits = ModelLimits(backend.vocabulary, backend.longest)
-            as_of = self._clock() if head is None else selection_file.read(policy_names.weights_root(own)).as_of
+            as_of = self._clock() if head is None else selection_file.read(policy_names.weights_root(target)).as_of
             selector = self._selector(options, limits, self._writer(options, parent, limits, as_of))
             samples = partial(self._samples, selector, limits)
             if head is None:
-                chosen = rewards.chosen(self._history, options.rewards) if options.rewards else None
-                items = self._select(options, question, chosen, selector, observer)
+                reward_set = rewards.choose(self._history, options.rewards) if options.rewards else None
+                items = self._select(options, question, reward_set, selector, observer)
                 if options.kind.ratios:
                     self._guard(options, backend, algorithm, items, samples, observer)
-                self._begin(own, parent, begin(), items, chosen, as_of)
-            begun()
-            found = selection_file.read(policy_names.weights_root(own))
-            items = found.items
+                self._begin(target, parent, begin(), items, reward_set, as_of)
+            on_begin()
+            selection = selection_file.read(policy_names.weights_root(target))
+            items = selection.items
             if head is not None:
-                self._still_allowed(items, selector)
+                self._check_clearance(items, selector)
                 observer.on_resume(head.version)
             count = sum(len(item.places) for item in items)
-            choice = BranchChoice(options.selection, found.digest, count, found.source, found.rubric)
+            choice = BranchChoice(options.selection, selection.digest, count, selection.source, selection.rubric)
             if texts := sum(item.texts for item in items):
                 choice = replace(choice, text_replies=texts, text_form=selector.form)
-                described = {**described, "texts": texts, "form": selector.form}
+                description = {**description, "texts": texts, "form": selector.form}
             order = ItemOrder(len(items), options.batch, options.seed)
             pace = RunPace(
                 options.steps or options.epochs * order.steps,
@@ -177,16 +177,16 @@ class Brancher:
             )
             total = 0 if options.decay == "constant" else pace.steps * algorithm.minibatches
             schedule = Schedule(options.lr, options.warmup, options.decay, total, options.floor)
-            trainer = Trainer(backend, algorithm, schedule, budget=options.budget, held=job.held(models))
-            identity = job.identity(options, own, {**described, "places": found.digest})
+            trainer = Trainer(backend, algorithm, schedule, budget=options.budget, held=job.loaders(models))
+            identity = job.identity(options, target, {**description, "places": selection.digest})
 
-            def batch(step: int, chosen: Sequence[int]) -> list[Sample]:
-                return samples([items[index] for index in chosen])
+            def batch(step: int, indices: Sequence[int]) -> list[Sample]:
+                return samples([items[index] for index in indices])
 
             def items_of(step: int) -> list[BranchItem]:
                 return [items[index] for index in order.items(step - 1)]
 
-            with Announcer(own, self._bus, choice, identity, items_of, observer, options.keep) as announcer:
+            with Announcer(target, self._bus, choice, identity, items_of, observer, options.keep) as announcer:
                 announcer.check(choice)
                 announcer.tidy()
                 train(
@@ -196,8 +196,8 @@ class Brancher:
                     batch,
                     order,
                     pace,
-                    policy_names.weights_root(own),
-                    about=described,
+                    policy_names.weights_root(target),
+                    about=description,
                     resume=True,
                     trackers=trackers,
                     observer=announcer,
@@ -209,7 +209,7 @@ class Brancher:
 
     # -- where it begins
 
-    def _parent(self, options: BranchOptions, own: Settings, branch: Head | None) -> Parent:
+    def _parent(self, options: BranchOptions, target: Settings, branch: Head | None) -> Parent:
         """Where it begins: at the version that was asked for, else where it began, else at the newest. branch: what it
         came to so far. Raises BranchError for a policy of that name that is no branch of such a version."""
         names = policy_names.topics(self._settings)
@@ -218,24 +218,24 @@ class Brancher:
         if head is None:
             raise BranchError(f"policy {name} does not exist: `millrace policy create --model DIR` writes version 0")
         version = options.version
-        first = None if branch is None else self._first(own)
+        first = None if branch is None else self._first(target)
         if branch is not None and first is not None:
             began = first["parent_policy"], first["parent"]
             version = began[1] if version is None and began[0] == name else version
             if version is None or began != (name, version):
-                wanted = name if version is None else f"version {version} of {name}"
+                origin = name if version is None else f"version {version} of {name}"
                 where = f"of version {began[1]} of {began[0]}" if began[0] else "of nothing"
                 raise BranchError(
-                    f"policy {own.policy.name} exists already, at version {branch.version}, and is no branch of "
-                    f"{wanted}, but {where}: choose another name"
+                    f"policy {target.policy.name} exists already, at version {branch.version}, and is no branch of "
+                    f"{origin}, but {where}: choose another name"
                 )
-        found: Head | None = head
+        start: Head | None = head
         if version is not None and version != head.version:
-            found = newest.older(self._bus, names["weights"], names["ledger"], version)
-        if found is None:
+            start = newest.older(self._bus, names["weights"], names["ledger"], version)
+        if start is None:
             raise BranchError(f"{name} has no version {version}: it has 0 to {head.version}")
-        event, root = found.weights, policy_names.weights_root(self._settings)
-        lying = [(event, root), *([] if first is None else [(first, policy_names.weights_root(own))])]
+        event, root = start.weights, policy_names.weights_root(self._settings)
+        lying = [(event, root), *([] if first is None else [(first, policy_names.weights_root(target))])]
         for weights, under in lying:
             if (directory := directory_of(weights, Path(under))) is not None:
                 return Parent(event, directory, weights["digest"])
@@ -244,34 +244,34 @@ class Brancher:
             "such as 0; [learner] keep says how many stay"
         )
 
-    def _first(self, own: Settings) -> WeightVersion | None:
+    def _first(self, target: Settings) -> WeightVersion | None:
         """Version 0 of a branch, which names its parent."""
-        names = policy_names.topics(own)
+        names = policy_names.topics(target)
         first = newest.older(self._bus, names["weights"], names["ledger"], 0)
         return None if first is None else first.weights
 
-    def _head(self, own: Settings) -> Head | None:
-        names = policy_names.topics(own)
-        if not {names["weights"], names["ledger"]} <= {*self._bus.topics(f"{own.namespace}.")}:
+    def _head(self, target: Settings) -> Head | None:
+        names = policy_names.topics(target)
+        if not {names["weights"], names["ledger"]} <= {*self._bus.topics(f"{target.namespace}.")}:
             return None
         return newest.head(self._bus, names["weights"], names["ledger"])
 
     def _begin(
         self,
-        own: Settings,
+        target: Settings,
         parent: Parent,
         state: State,
         items: list[BranchItem],
-        chosen: rewards.ChosenRewards | None,
+        reward_set: rewards.ChosenRewards | None,
         as_of: datetime | None,
     ) -> None:
         """Keep what decides, then announce version 0."""
-        root = policy_names.weights_root(own)
-        selection_file.write(root, items, as_of, *((chosen.source, chosen.rubric) if chosen else ()))
+        root = policy_names.weights_root(target)
+        selection_file.write(root, items, as_of, *((reward_set.source, reward_set.rubric) if reward_set else ()))
         (root / ABOUT).unlink(missing_ok=True)  # of a branch that was never announced
         faults.point("branch.kept")
-        self._bus.ensure_topics(own.layout.specs())
-        version_zero.begin(own, state, self._bus, (self._settings.policy.name, parent.weights["version"]))
+        self._bus.ensure_topics(target.layout.specs())
+        version_zero.begin(target, state, self._bus, (self._settings.policy.name, parent.weights["version"]))
         faults.point("branch.begun")
 
     # -- what it learns from
@@ -287,46 +287,48 @@ class Brancher:
         return Writer(renderer, limits.vocabulary, limits.longest)
 
     def _selector(self, options: BranchOptions, limits: ModelLimits, writer: Writer | None) -> Selector:
-        allowed = clearance.today(self._settings, options.name)
+        rules = clearance.today(self._settings, options.name)
         tenant = self._settings.policy.tenant
-        return Selector(self._history, allowed, tenant, limits, writer, what_is_left=options.what_is_left)
+        return Selector(self._history, rules, tenant, limits, writer, accept_gaps=options.accept_gaps)
 
     def _select(
         self,
         options: BranchOptions,
         question: Question,
-        chosen: rewards.ChosenRewards | None,
+        reward_set: rewards.ChosenRewards | None,
         selector: Selector,
         observer: BranchObserver,
     ) -> list[BranchItem]:
-        selected = question(selector)
-        candidates = rewards.rewarded(selected.candidates, chosen.values) if chosen else selected.candidates
-        unjudged = chosen is None and all(one.reward is None for one in candidates)
-        made = (singles if options.kind.text and unjudged else options.kind.shape)(candidates)
-        left_out = +(selected.left_out + made.left_out)
-        observer.on_selection(len(candidates), made, left_out)
-        if options.kind.text and unjudged and candidates:
+        selection = question(selector)
+        candidates = (
+            rewards.with_rewards(selection.candidates, reward_set.values) if reward_set else selection.candidates
+        )
+        has_no_rewards = reward_set is None and all(one.reward is None for one in candidates)
+        choice = (singles if options.kind.text and has_no_rewards else options.kind.shape)(candidates)
+        left_out = +(selection.left_out + choice.left_out)
+        observer.on_selection(len(candidates), choice, left_out)
+        if options.kind.text and has_no_rewards and candidates:
             observer.warn("nothing of it has a reward: all of it is imitated")
-        for gone in selected.gone:
-            observer.warn(f"without {gone}")
-        if not made.items:
+        for gap in selection.gaps:
+            observer.warn(f"without {gap}")
+        if not choice.items:
             why = "; ".join(f"{reason} ({count})" for reason, count in left_out.most_common(3))
             raise BranchError(f"nothing is left to learn from{': ' + why if why else ', the history is empty'}")
-        texts = sum(item.texts for item in made.items)
-        if texts or selected.unsaid:
-            observer.on_text(selector.form, texts, selected.unsaid)
-        return made.items
+        texts = sum(item.texts for item in choice.items)
+        if texts or selection.unsaid:
+            observer.on_text(selector.form, texts, selection.unsaid)
+        return choice.items
 
-    def _still_allowed(self, items: Sequence[BranchItem], selector: Selector) -> None:
+    def _check_clearance(self, items: Sequence[BranchItem], selector: Selector) -> None:
         """Raises BranchError where something of the selection may not be learned from any more, or is gone."""
-        again = selector.by_places(place for item in items for place in item.places)
-        if lost := +again.left_out:
-            why = "; ".join(f"{reason} ({count})" for reason, count in lost.most_common(3))
+        selection = selector.by_places(place for item in items for place in item.places)
+        if losses := +selection.left_out:
+            why = "; ".join(f"{reason} ({count})" for reason, count in losses.most_common(3))
             raise BranchError(f"the branch cannot go on with what it was selected from: {why}; make another branch")
-        now = {one.place: one.written for one in again.candidates}
+        now = {one.place: one.digest for one in selection.candidates}
         for item in items:
-            for place, written in zip(item.places, item.written, strict=False):
-                _same_text(place, written, now[place])
+            for place, digest in zip(item.places, item.digests, strict=False):
+                _same_text(place, digest, now[place])
 
     def _samples(self, selector: Selector, limits: ModelLimits, items: Sequence[BranchItem]) -> list[Sample]:
         """The samples of some items, with the rewards chosen for them; seq is the place of an item among them."""
@@ -338,9 +340,9 @@ class Brancher:
         share = fetch(reader, parts, vocabulary=limits.vocabulary, longest=limits.longest)
         if share.losses:
             raise BranchError(f"{share.details[0]}; the branch cannot go on without it: make another branch")
-        found = [*share.samples, *_texts(selector, owners)]
+        samples = [*share.samples, *_texts(selector, owners)]
         out = []
-        for sample in sorted(found, key=lambda sample: sample.seq):  # of one seq, exact ones first
+        for sample in sorted(samples, key=lambda sample: sample.seq):  # of one seq, exact ones first
             seq, item, at = owners[sample.seq]
             # A group of its own for each item: pairs come out of one group, and tenants may give theirs one name.
             out.append(replace(sample, seq=seq, group=f"{seq}/{item.group}", reward=item.rewards[at]))
@@ -362,9 +364,9 @@ class Brancher:
         for first in range(0, len(items), READ_AT_ONCE):
             for members in cut(samples(items[first : first + READ_AT_ONCE]), options.budget):
                 micro = pack(members)
-                scored = micro.split(backend.score([micro], algorithm.temperature)[0])
-                for sample, found in scored.items():
-                    differences.append(np.asarray(found, np.float64) - sample.logprobs[sample.mask != 0])
+                scores = micro.split(backend.score([micro], algorithm.temperature)[0])
+                for sample, logprobs in scores.items():
+                    differences.append(np.asarray(logprobs, np.float64) - sample.logprobs[sample.mask != 0])
         found_reach = guard.reach(differences)
         observer.on_reach(found_reach)
         if not options.anyway:
@@ -383,14 +385,14 @@ def _texts(selector: Selector, owners: Sequence[tuple[int, BranchItem, int]]) ->
     places = [owners[number][1].places[owners[number][2]] for number in numbers]
     out: list[Sample] = []
     replies: Counter[int] = Counter()
-    for number, place, found in zip(numbers, places, selector.texts(places) if places else [], strict=True):
-        if not isinstance(found, Texts):
-            raise BranchError(f"{_named(place)}: {found}; the branch cannot go on without it: make another branch")
+    for number, place, text in zip(numbers, places, selector.texts(places) if places else [], strict=True):
+        if not isinstance(text, Texts):
+            raise BranchError(f"{_spot(place)}: {text}; the branch cannot go on without it: make another branch")
         _, item, at = owners[number]
-        if item.written:
-            _same_text(place, item.written[at], found.digest)
-        out += [replace(sample, seq=number) for sample in found.samples]
-        replies[owners[number][0]] += found.replies
+        if item.digests:
+            _same_text(place, item.digests[at], text.digest)
+        out += [replace(sample, seq=number) for sample in text.samples]
+        replies[owners[number][0]] += text.replies
     for seq, item in {seq: item for seq, item, _ in owners if item.texts}.items():
         if replies[seq] != item.texts:
             raise BranchError(
@@ -400,17 +402,17 @@ def _texts(selector: Selector, owners: Sequence[tuple[int, BranchItem, int]]) ->
     return out
 
 
-def _same_text(place: Place, kept: str, now: str) -> None:
+def _same_text(place: Place, digest: str, now: str) -> None:
     """Raises BranchError where text is written otherwise than when it was selected."""
-    if kept != now:
+    if digest != now:
         raise BranchError(
-            f"the text of the trajectory at {_named(place)} is written as other tokens now than when the branch began: "
+            f"the text of the trajectory at {_spot(place)} is written as other tokens now than when the branch began: "
             "its events, the form of the model or the code that renders it have changed; restore them, or make "
             "another branch"
         )
 
 
-def _named(place: Place) -> str:
+def _spot(place: Place) -> str:
     return f"{place.topic}[{place.partition}]@{place.offset}"
 
 

@@ -28,7 +28,7 @@ FILE = "selection.json"
 LOCK = "beginning.lock"
 
 
-class _Stored(msgspec.Struct):
+class _StoredItem(msgspec.Struct):
     group: str
     places: list[tuple[str, int, int]]
     rewards: list[float | None]
@@ -39,7 +39,7 @@ class _Stored(msgspec.Struct):
 
 class _File(msgspec.Struct):
     digest: str
-    items: list[_Stored]
+    items: list[_StoredItem]
     source: str | None = None
     rubric: str | None = None
     as_of: datetime | None = None
@@ -63,20 +63,20 @@ def write(
     """Keep the items; gives the digest of their places. as_of: when they were selected, in local time; source, rubric:
     of the rewards, where a replay gave them."""
     content = [
-        _Stored(
+        _StoredItem(
             item.group,
             [(p.topic, p.partition, p.offset) for p in item.places],
             [*item.rewards],
             item.tokens,
             item.texts,
-            [*item.written],
+            [*item.digests],
         )
         for item in items
     ]
-    found = digest([place for item in items for place in item.places])
+    checksum = digest([place for item in items for place in item.places])
     root.mkdir(parents=True, exist_ok=True)
-    durable.write(root / FILE, msgspec.json.encode(_File(found, content, source, rubric, as_of)))
-    return found
+    durable.write(root / FILE, msgspec.json.encode(_File(checksum, content, source, rubric, as_of)))
+    return checksum
 
 
 @contextmanager

@@ -70,8 +70,8 @@ def check(entry: LedgerEntry, cells: Mapping[int, int], samples: Sequence[Sample
 def _roster(world: int, spares: int, shards: int) -> Roster:
     """Ranks and spares with the partitions that the range assignor gives them."""
     members = max(1, world + spares)
-    each, more = divmod(shards, members)
-    bounds = [index * each + min(index, more) for index in range(members + 1)]
+    share, more = divmod(shards, members)
+    bounds = [index * share + min(index, more) for index in range(members + 1)]
     peers = tuple(
         Peer(f"rank-{index}", "", "", 0, tuple(range(bounds[index], bounds[index + 1]))) for index in range(members)
     )

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from millrace.consumers import policy_names
 from millrace.consumers.replay.prove import compare, same_environment
-from millrace.consumers.replay.prove.plan import Plan, named, number_range, plan, spans
-from millrace.consumers.replay.prove.prover import LayoutVariant, Outcome, Prover, linked, ranks
+from millrace.consumers.replay.prove.plan import Plan, number_range, plan, spans, version_text
+from millrace.consumers.replay.prove.prover import LayoutVariant, Outcome, Prover, link_files, ranks
 from millrace.consumers.replay.prove.step_folder import Dump, TrainedStep, on_record
 from millrace.consumers.replay.prove.version_history import RecordedVersion, RecordedVersions
 from millrace.consumers.replay.prove.worker_pool import WorkerPool
@@ -38,11 +38,11 @@ SCRATCH_PREFIX = "millrace-replay-"
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Of one call. versions: 12, 10..20 or all; recorded: the configuration comes from the ledger; anyway: what differs
+    """Of one call. versions: 12, 10..20 or all; from_ledger: the configuration comes from there; anyway: what differs
     is no reason not to train; layout: another one to compare over one step; dump: where exact tensors go."""
 
     versions: str = "all"
-    recorded: bool = False
+    from_ledger: bool = False
     anyway: bool = False
     layout: str = ""
     dump: Path | None = None
@@ -62,7 +62,7 @@ def proving(
     _refuse_branch(versions, settings.policy.name, route.steps)
     settings_of = _settings_of(settings, versions, options)
     exact = _refuse(versions, route, settings_of, anyway=options.anyway)
-    layout = _other(settings, options.layout)
+    layout = _layout_variant(settings, options.layout)
     size = max(*(versions.versions[number].world for number in route.steps), layout.world if layout else 1, 1)
     reader = PlaceReader(bus, claims(settings))
     with (
@@ -99,7 +99,7 @@ def _settings_of(
     by_hash: dict[str, Settings] = {}
 
     def of(version: RecordedVersion) -> Settings:
-        if not options.recorded:
+        if not options.from_ledger:
             return base
         name = version.entry["config_hash"]
         if name not in by_hash:
@@ -115,7 +115,7 @@ def _refuse_branch(versions: RecordedVersions, policy: str, numbers: range) -> N
     if branch_versions:
         were = "were" if len(branch_versions) > 1 else "was"
         raise ProofError(
-            f"{named(branch_versions)} of {policy} {were} trained by `millrace replay branch` on a selection, "
+            f"{version_text(branch_versions)} of {policy} {were} trained by `millrace replay branch` on a selection, "
             "not by learners: make the branch again under another name, with the command that made it, and "
             'compare digests (`millrace sql "SELECT policy, version, digest FROM versions"`)'
         )
@@ -139,13 +139,13 @@ def _refuse(
     return not deviations
 
 
-def _other(settings: Settings, layout: str) -> LayoutVariant | None:
+def _layout_variant(settings: Settings, layout: str) -> LayoutVariant | None:
     if not layout:
         return None
-    changed = settings.model_copy(update={"learner": settings.learner.model_copy(update={"backend": layout})})
+    variant_settings = settings.model_copy(update={"learner": settings.learner.model_copy(update={"backend": layout})})
     if ":" not in layout:
         raise ConfigError(f"--layout {layout}: write it with its ranks, such as torch:d2")
-    return LayoutVariant(changed, ranks(changed))
+    return LayoutVariant(variant_settings, ranks(variant_settings))
 
 
 # -- what is printed
@@ -211,7 +211,7 @@ def _verdict(outcomes: list[Outcome], missing: list[int], *, is_proven: bool) ->
     first = wrong[0]
     text = f"version {first.version} {first.word}: {first.detail}" if first.detail else f"version {first.version}"
     if missing:
-        text += f". Not tried: {named(missing)}, since the recorded bytes that they begin with are gone"
+        text += f". Not tried: {version_text(missing)}, since the recorded bytes that they begin with are gone"
     return Text(text, "bold red")
 
 
@@ -230,25 +230,25 @@ def _as_json(outcome: DumpOutcome) -> dict[str, object]:
     return {
         "version": outcome.entry["version"],
         "equal": outcome.equal,
-        "digest": outcome.trained.digest,
+        "digest": outcome.step.digest,
         "recorded": outcome.entry["digest"],
         "detail": outcome.detail,
         "differences": outcome.differences,
-        "metrics": dict(outcome.trained.metrics),
+        "metrics": dict(outcome.step.metrics),
         "recorded_metrics": dict(outcome.entry["metrics"]),
     }
 
 
 def _dump_text(outcome: DumpOutcome) -> Text:
-    version, recorded, now = outcome.entry["version"], outcome.entry["metrics"], outcome.trained.metrics
+    version, record, now = outcome.entry["version"], outcome.entry["metrics"], outcome.step.metrics
     text = Text(f"version {version} as {outcome.layout} in {outcome.seconds:.2f} s: ")
     text.append("equal bit for bit\n" if outcome.equal else f"differs: {outcome.detail}\n", COLOURS[_word(outcome)])
     for difference in outcome.differences:
         text.append(f"here {difference}\n", "yellow")
-    for name in sorted({*recorded, *now}):
-        if name in recorded and name in now and not name.startswith("timings_"):
-            same_ = recorded[name] == now[name]
-            text.append(f"  {name:<28} {now[name]:.9g}" + ("" if same_ else f"  recorded {recorded[name]:.9g}") + "\n")
+    for name in sorted({*record, *now}):
+        if name in record and name in now and not name.startswith("timings_"):
+            same_ = record[name] == now[name]
+            text.append(f"  {name:<28} {now[name]:.9g}" + ("" if same_ else f"  recorded {record[name]:.9g}") + "\n")
     text.rstrip()
     return text
 
@@ -263,7 +263,7 @@ class DumpOutcome:
     first file that differs, empty where none does."""
 
     entry: LedgerEntry
-    trained: TrainedStep
+    step: TrainedStep
     layout: str
     seconds: float
     differences: list[str]
@@ -272,7 +272,7 @@ class DumpOutcome:
     @property
     def equal(self) -> bool:
         """Bit for bit what is on record."""
-        return self.trained.digest == self.entry["digest"]
+        return self.step.digest == self.entry["digest"]
 
 
 def load(
@@ -291,15 +291,15 @@ def load(
     root = scratch / "versions"
     root.mkdir(mode=0o700)
     for path in sorted(start.parent.iterdir()):
-        linked(path, root)
+        link_files(path, root)
     digest = manifest.load(root / start.name).digest
     world = len(entry["ranks"])
     start_s = time.monotonic()
     with WorkerPool(world, settings, context) as pool:
         layout, _ = pool.form(settings, world, root / start.name, digest)
-        trained = pool.train(folder, root)
-    detail = "" if trained.digest == entry["digest"] else compare.first_file(files, trained.files)
-    return DumpOutcome(entry, trained, layout, time.monotonic() - start_s, differences, detail)
+        step = pool.train(folder, root)
+    detail = "" if step.digest == entry["digest"] else compare.first_file(files, step.files)
+    return DumpOutcome(entry, step, layout, time.monotonic() - start_s, differences, detail)
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def scratch_folder() -> Iterator[Path]:
     """An empty folder below the one for temporary files, removed at the end, as are those of replays that were
     killed. It is locked for as long as this process lives: one that can be locked is nobody's."""
     sweep(Path(tempfile.gettempdir()))
-    folder, handle = _locked()
+    folder, handle = _lock_folder()
     try:
         yield folder
     finally:
@@ -315,7 +315,7 @@ def scratch_folder() -> Iterator[Path]:
         os.close(handle)
 
 
-def _locked() -> tuple[Path, int]:
+def _lock_folder() -> tuple[Path, int]:
     """A new folder with its lock. Another process may sweep it away before it is locked: then another one."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from millrace.infra.errors import ConfigError, ProofError
 
-ALL = "all"
+ALL_VERSIONS = "all"
 _RANGE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18}))?")
 
 
@@ -40,7 +40,7 @@ def number_range(text: str, newest: int) -> tuple[int, int]:
     that were never trained."""
     if newest < 1:
         raise ProofError("no version was trained yet: version 0 was given, not trained, so there is nothing to prove")
-    if text == ALL:
+    if text == ALL_VERSIONS:
         return 1, newest
     match = _RANGE.fullmatch(text)
     if match is None:
@@ -81,13 +81,13 @@ def plan(first: int, last: int, newest: int, starts: Collection[int], holes: Col
             why = f"samples of version {gaps[0]} are gone from the log, and version {start} is the nearest one kept"
         raise ProofError(
             f"version {version} cannot be proven: {why}. "
-            + (f"{named(candidates)} can be proven" if candidates else "No version can be proven")
+            + (f"{version_text(candidates)} can be proven" if candidates else "No version can be proven")
             + "; [learner] keep_every keeps more versions, [topics] long_hours keeps samples longer"
         )
     return Plan(max(number for number in starts if number < first), first, last)
 
 
-def named(numbers: Collection[int]) -> str:
+def version_text(numbers: Collection[int]) -> str:
     """Versions as a sentence begins with them: Version 7, Versions 1..3, 7."""
     return f"Version{'s' if len(set(numbers)) > 1 else ''} {spans(numbers)}"
 

@@ -32,7 +32,7 @@ from millrace.infra.log.history.places import PlaceReader
 from millrace.trainers.weights import manifest
 
 Word = Literal["equal", "close", "differs", "unknown"]
-ANY = 2**31 - 1
+INT32_MAX = 2**31 - 1
 """stands for bounds that the ranks check, who know the model"""
 
 
@@ -118,7 +118,7 @@ class Prover:
             material = self.material(version, self._settings(version))
             is_asked = number >= plan.first
             step, layout = self._step(version, material, base, self._dump if is_asked else None)
-            outcome = self._judge(version, step, layout, asked=is_asked, start_s=start_s)
+            outcome = self._judge(version, step, layout, is_asked=is_asked, start_s=start_s)
             next_base = self._base_of_next(version, outcome, step)
             yield outcome
             if self._variant is not None and outcome.asked and next_base is not None:
@@ -143,7 +143,7 @@ class Prover:
         minibatches, by_seq = cell_assignment.manifest(
             entry, cells, self._recorded.tokens, self._recorded.shards, settings.learner.minibatches
         )
-        lost = {group["seq"]: why for group in entry["groups"] if (why := group["lost"]) is not None}
+        losses = {group["seq"]: why for group in entry["groups"] if (why := group["lost"]) is not None}
         parts = [
             PlacedGroup(
                 group["seq"],
@@ -151,9 +151,9 @@ class Prover:
                 [(place["topic"], place["partition"], place["offset"]) for place in group["trajectories"]],
             )
             for group in entry["groups"]
-            if group["seq"] not in lost
+            if group["seq"] not in losses
         ]
-        share = read(self._reader, parts, vocabulary=ANY, longest=ANY)
+        share = read(self._reader, parts, vocabulary=INT32_MAX, longest=INT32_MAX)
         if share.losses:
             raise ProofError(
                 f"version {version.number} was trained on what cannot be read any more: {share.details[0]}. Restore "
@@ -162,7 +162,7 @@ class Prover:
         if world is None:
             cell_assignment.check(entry, by_seq, share.samples)
         oldest = self._recorded.oldest(version, settings.policy.release)
-        return Material(version.number - 1, minibatches, by_seq, oldest, lost, share.samples)
+        return Material(version.number - 1, minibatches, by_seq, oldest, losses, share.samples)
 
     def _step(
         self, version: RecordedVersion, material: Material, base: RecordedBase, dump: Dump | None
@@ -190,14 +190,14 @@ class Prover:
         return step, self._layout
 
     def _judge(
-        self, version: RecordedVersion, step: TrainedStep, layout: str, *, asked: bool, start_s: float
+        self, version: RecordedVersion, step: TrainedStep, layout: str, *, is_asked: bool, start_s: float
     ) -> Outcome:
         event = version.weights
         equal = step.digest == event["digest"]
         outcome = Outcome(
             version=version.number,
             word="equal" if equal else "differs",
-            asked=asked,
+            asked=is_asked,
             layout=layout,
             seconds=time.monotonic() - start_s,
             digest=step.digest,
@@ -211,9 +211,9 @@ class Prover:
         detail = compare.first_file(event["files"], step.files)
         directory = self._directories.get(version.number)
         if directory is None:
-            unmeasured = "its recorded files are gone, so how far is not known"
+            reason = "its recorded files are gone, so how far is not known"
             word: Word = "differs" if self._exact else "unknown"
-            return replace(outcome, word=word, detail=f"{detail}; {unmeasured}")
+            return replace(outcome, word=word, detail=f"{detail}; {reason}")
         far = compare.relative(directory, step.path)
         near = not self._exact and far <= compare.TOLERANCE
         return replace(
@@ -265,8 +265,8 @@ class Prover:
         path = self._directories[number]
         manifest.verify(path, digest)
         if beside := base_of(path):
-            linked(path.parent / beside, self._root)
-        return RecordedBase(linked(path, self._root), digest)
+            link_files(path.parent / beside, self._root)
+        return RecordedBase(link_files(path, self._root), digest)
 
     def _forget(self, base: RecordedBase, after: RecordedBase) -> None:
         """Remove a version that nobody begins with any more; version 0 may be the base of an adapter."""
@@ -280,7 +280,7 @@ class Prover:
         return folder
 
 
-def linked(directory: Path, root: Path) -> Path:
+def link_files(directory: Path, root: Path) -> Path:
     """The same files under `root`, without a copy where the file system can; nobody writes to either."""
     target = root / directory.name
     if target.exists():

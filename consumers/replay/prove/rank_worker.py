@@ -55,8 +55,8 @@ class StepRecorder:
         """Keep one step."""
         number = len(self._steps)
         for index, micro in enumerate(micros):
-            named = {name: getattr(micro, name) for name in FIELDS}
-            for name, tensor in {**named, **micro.columns}.items():
+            fields = {name: getattr(micro, name) for name in FIELDS}
+            for name, tensor in {**fields, **micro.columns}.items():
                 # A copy: columns share storage among each other, which the format refuses.
                 self._tensors[f"{number}/{index}/{name}"] = tensor.detach().cpu().clone().contiguous()
         self._steps.append(
@@ -115,18 +115,18 @@ class RankWorker:
         self._learner.load(checkpoint.read(start, digest=digest))
         return RankLayout(backend.layout, self._cells)
 
-    def train(self, folder: Path, root: Path, packed: Path | None) -> TrainedStep:
-        """Train the step in `folder`; rank 0 writes the version under `root`. packed: a folder for the micro-batches as
+    def train(self, folder: Path, root: Path, batch_folder: Path | None) -> TrainedStep:
+        """Train the step in `folder`; rank 0 writes the version under `root`. batch_folder: takes the micro-batches as
         they trained, where they are wanted."""
         trainer, backend = self._learner, self._learner.backend
         step = step_folder.read(folder)
         samples = step.share(self._cells[self._rank]) if backend.acts else []
-        recorder = StepRecorder() if packed is not None else None
+        recorder = StepRecorder() if batch_folder is not None else None
         trainer.stepped = recorder
         report = trainer.train(samples, minibatches=step.minibatches, version=step.parent, oldest=step.oldest)
         state = backend.gather()
-        if recorder is not None and packed is not None:
-            recorder.write(packed, self._rank)
+        if recorder is not None and batch_folder is not None:
+            recorder.write(batch_folder, self._rank)
         if state is None:
             return TrainedStep(report.metrics, report.unchanged)
         version = checkpoint.write(root, step.version, state)

@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.consumers.learner.group.identity import NOT_TRAINING, Identity, identify
 from millrace.consumers.learner.step.publish import machine
-from millrace.consumers.replay.prove.plan import named
+from millrace.consumers.replay.prove.plan import version_text
 from millrace.consumers.replay.prove.version_history import refusing_forgeries
 from millrace.infra import config
 from millrace.infra.config import Settings
@@ -71,7 +71,7 @@ def _settings(current: str, former: str) -> list[str]:
     now, then = _flat(_without_models(current)), _flat(_without_models(former))
     missing = object()
     return [
-        f"{_named(name)} is {_shown(now, name)}, was {_shown(then, name)}"
+        f"{_setting_name(name)} is {_value_text(now, name)}, was {_value_text(then, name)}"
         for name in sorted({*now, *then})
         if now.get(name, missing) != then.get(name, missing)
     ]
@@ -91,12 +91,12 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     return {name.removeprefix("."): value}
 
 
-def _named(name: str) -> str:
+def _setting_name(name: str) -> str:
     section, dot, key = name.partition(".")
     return f"[{section}] {key}" if dot else f"[policy] {'name' if name == 'policy' else name}"
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _value_text(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(values[name]) if name in values else "not set"
 
 
@@ -127,7 +127,7 @@ def refusal(deviations: Sequence[tuple[int, Sequence[str]]]) -> str:
     for version, differences_ in deviations:
         for text in differences_:
             by_text.setdefault(text, []).append(version)
-    lines = [f"  {named(versions)}: {text}" for text, versions in by_text.items()]
+    lines = [f"  {version_text(versions)}: {text}" for text, versions in by_text.items()]
     return (
         "this is not what trained them, so their bytes cannot be expected:\n"
         + "\n".join(lines)

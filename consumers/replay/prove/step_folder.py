@@ -58,13 +58,13 @@ class TrainedStep:
 @dataclass(frozen=True, slots=True)
 class Material:
     """A step that trains `parent` into `parent` + 1. minibatches: seqs of the whole batch in training order; cells: by
-    seq; oldest: tokens of an older version are masked; lost: why the learner could not read a group, by seq."""
+    seq; oldest: tokens of an older version are masked; losses: why the learner could not read a group, by seq."""
 
     parent: int
     minibatches: list[list[int]]
     cells: dict[int, int]
     oldest: int | None
-    lost: dict[int, str]
+    losses: dict[int, str]
     samples: list[Sample]
 
     @property
@@ -83,17 +83,17 @@ class Material:
             "minibatches": self.minibatches,
             "cells": self.cells,
             "oldest": self.oldest,
-            "lost": self.lost,
+            "lost": self.losses,
             "samples": [
                 {**{name: getattr(sample, name) for name in _OF_SAMPLE}, "length": sample.length}
                 for sample in self.samples
             ],
         }
         (folder / STEP).write_text(json.dumps(description, indent=1) + "\n")
-        save_file({name: _joined(self.samples, name, kind) for name, kind in _ARRAYS.items()}, folder / SAMPLES)
+        save_file({name: _concatenate(self.samples, name, kind) for name, kind in _ARRAYS.items()}, folder / SAMPLES)
 
 
-def _joined(samples: Sequence[Sample], name: str, kind: Any) -> Any:
+def _concatenate(samples: Sequence[Sample], name: str, kind: Any) -> Any:
     return np.concatenate([np.zeros(0, kind), *(getattr(sample, name) for sample in samples)]).astype(kind, copy=False)
 
 
@@ -126,7 +126,7 @@ def read(folder: Path) -> Material:
             minibatches=[list(map(int, seqs)) for seqs in about["minibatches"]],
             cells={int(seq): int(cell) for seq, cell in about["cells"].items()},
             oldest=about["oldest"],
-            lost={int(seq): str(why) for seq, why in about["lost"].items()},
+            losses={int(seq): str(why) for seq, why in about["lost"].items()},
             samples=samples,
         )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:

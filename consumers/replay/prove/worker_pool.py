@@ -69,9 +69,11 @@ class WorkerPool:
         self._world = world
         return layouts[0]
 
-    def train(self, folder: Path, root: Path, packed: Path | None = None) -> TrainedStep:
+    def train(self, folder: Path, root: Path, batch_folder: Path | None = None) -> TrainedStep:
         """The step in `folder` of the ranks that form a group; rank 0's answer. Raises ProofError."""
-        return self._order([partial(RankWorker.train, folder=folder, root=root, packed=packed)] * self._world)[0]
+        return self._order(
+            [partial(RankWorker.train, folder=folder, root=root, batch_folder=batch_folder)] * self._world
+        )[0]
 
     def _leave(self) -> None:
         world, self._world = self._world, 0
@@ -91,9 +93,9 @@ class WorkerPool:
         """What the first `number` ranks answer."""
         answers: dict[int, Any] = {}
         while len(answers) < number:
-            silent = [rank for rank in range(number) if rank not in answers]
-            speaking = wait([self._pipes[rank] for rank in silent])
-            answers |= {rank: self._answer(rank) for rank in silent if self._pipes[rank] in speaking}
+            ranks = [rank for rank in range(number) if rank not in answers]
+            speaking = wait([self._pipes[rank] for rank in ranks])
+            answers |= {rank: self._answer(rank) for rank in ranks if self._pipes[rank] in speaking}
         return [answers[rank] for rank in range(number)]
 
     def _answer(self, rank: int) -> Any:

@@ -21,7 +21,7 @@ from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import full_name
 from millrace.infra.terminal import RowTable, Terminal, put_json
 
-SHOWN = 10
+MOST_LINES = 10
 """differences printed in full"""
 COLUMNS = ("records", "equal", "different", "missing", "additional", "forgotten", "untried")
 
@@ -79,10 +79,10 @@ def as_values(report: RebuildReport) -> dict[str, Any]:
         "equal": report.equal,
         "turns": report.turns,
         "topics": rows,
-        "refused": {report.topics[kind]: why for kind, why in report.refused.items()},
+        "refused": {report.topics[kind]: why for kind, why in report.refusals.items()},
         "notes": report.notes,
         "faults": report.faults,
-        "written": {report.topics[kind]: one._asdict() for kind, one in report.written.items()},
+        "written": {report.topics[kind]: one._asdict() for kind, one in report.outputs.items()},
     }
 
 
@@ -101,25 +101,25 @@ def show(console: Terminal, report: RebuildReport, out: Path | None) -> None:
     def say(text: str, style: str = "") -> None:
         console.print(Text(text, style), highlight=False, soft_wrap=True)
 
-    for kind, why in report.refused.items():
+    for kind, why in report.refusals.items():
         say(f"{report.topics[kind]} cannot be made again: {why}", "yellow")
     for note in report.notes:
         say(f"note: {note}", "dim")
-    for fault in report.faults[:SHOWN]:
+    for fault in report.faults[:MOST_LINES]:
         say(fault, "bold red")
-    found = [(kind, one) for kind, tally in report.tallies.items() for one in tally.differences]
-    for kind, one in found[:SHOWN]:
+    differences = [(kind, one) for kind, tally in report.tallies.items() for one in tally.differences]
+    for kind, one in differences[:MOST_LINES]:
         say(f"{_where(report.topics[kind], one)}: {one.what}")
-    more = sum(_count(tally) for tally in report.tallies.values()) - min(len(found), SHOWN)
+    more = sum(_count(tally) for tally in report.tallies.values()) - min(len(differences), MOST_LINES)
     if more > 0:
         say(f"... and {more:,} more; --json lists what was kept", "dim")
-    for kind, written in report.written.items():
-        estimated = (
-            f", {written.estimated:,} of them at offsets that nobody names, so their order is guessed"
-            if written.estimated
+    for kind, output in report.outputs.items():
+        remark = (
+            f", {output.estimated:,} of them at offsets that nobody names, so their order is guessed"
+            if output.estimated
             else ""
         )
-        say(f"{report.topics[kind]}: {written.records:,} records -> {out}{estimated}")
+        say(f"{report.topics[kind]}: {output.records:,} records -> {out}{remark}")
     if report.equal:
         say("equal: every record is what its turn gives", "bold green")
     else:

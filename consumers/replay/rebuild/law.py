@@ -21,7 +21,7 @@ from millrace.infra.log.base import Place, Record
 from millrace.infra.log.topics import turns_of
 from millrace.infra.stages.base import Emit, Later, Stage
 from millrace.infra.stages.outbox import refs_in
-from millrace.infra.stages.replay import Refolded
+from millrace.infra.stages.replay import ReplayedTurn
 
 WRITERS: Mapping[str, tuple[str, ...]] = {
     "events": ("refine",),
@@ -67,9 +67,9 @@ class TopicTally:
     """written since the rebuild began"""
     differences: list[Difference] = field(default_factory=list)
 
-    def differs(self, what: str, place: Place | None, turn: str) -> None:
+    def differs(self, text: str, place: Place | None, turn: str) -> None:
         if len(self.differences) < LIST_LIMIT:
-            self.differences.append(Difference(what, place, turn))
+            self.differences.append(Difference(text, place, turn))
 
 
 class RebuildLaw(Folds):
@@ -124,14 +124,14 @@ class RebuildLaw(Folds):
         if self._spool:
             self._spool.keep(where, offset, slot, turn, at)
 
-    def _additional(self, where: Where, offset: int, what: str, turn: str) -> None:
+    def _additional(self, where: Where, offset: int, text: str, turn: str) -> None:
         tally = self.tallies[where[0]]
         tally.additional += 1
-        tally.differs(what, self._again.place(where, offset), turn)
+        tally.differs(text, self._again.place(where, offset), turn)
 
     # -- one turn
 
-    def judge(self, name: str, again: Refolded, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
+    def judge(self, name: str, again: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         number, at = again.turn["number"], again.record.timestamp
         places, numbers = self._places(pairs)
         for n, pair in enumerate(pairs):
@@ -144,40 +144,40 @@ class RebuildLaw(Folds):
                 assert output is not None
                 self._additional(where, output.offset, "a record is not among what its turn gives", turn)
                 continue
-            wanted = self._again.record_of(emit, scope, places, turn.encode())
-            own = places.get((scope, emit.ref)) if emit.ref else None
-            known = own if own and own.offset >= 0 else None
+            outgoing = self._again.record_of(emit, scope, places, turn.encode())
+            ref_place = places.get((scope, emit.ref)) if emit.ref else None
+            old_place = ref_place if ref_place and ref_place.offset >= 0 else None
             if output is None:
                 if forgotten:
                     tally.forgotten += 1
                 else:
                     tally.missing += 1
-                    tally.differs(f"a {emit.name} is missing", known, turn)
+                    tally.differs(f"a {emit.name} is missing", old_place, turn)
             else:
                 place = self._again.place(where, output.offset)
                 try:
-                    said = self._again.difference(wanted, emit, place, output)
+                    difference = self._again.difference(outgoing, emit, place, output)
                 except StopFolding:
                     self._give_up(pairs[n:], name, number, at)
                     raise
-                if said is None:
+                if difference is None:
                     tally.equal += 1
                     self._keep(where, output.offset, at, name, number)
                     continue
                 tally.different += 1
-                tally.differs(f"a {emit.name} cannot be read" if said == UNREADABLE else said, place, turn)
+                tally.differs(f"a {emit.name} cannot be read" if difference == UNREADABLE else difference, place, turn)
             if self._spool:
-                offset = output.offset if output else known.offset if known else None
-                unplaced = any(places[scope, ref].offset < 0 for ref in refs_in(emit.record) if (scope, ref) in places)
+                offset = output.offset if output else old_place.offset if old_place else None
+                is_open = any(places[scope, ref].offset < 0 for ref in refs_in(emit.record) if (scope, ref) in places)
                 self._spool.make(
                     where,
-                    wanted,
+                    outgoing,
                     offset,
                     name,
                     number,
                     at,
                     number=numbers.get(n, 0),
-                    unplaced=unplaced,
+                    is_open=is_open,
                     replaces=output is not None,
                 )
         self._folded[name] = number
@@ -192,40 +192,45 @@ class RebuildLaw(Folds):
     def _places(self, pairs: Sequence[EmitPair]) -> tuple[dict[tuple[int, str], Place], dict[int, int]]:
         """Places by scope and ref: where records lie; where others say that they lay; else, while a topic is made
         again, a number in the place of an offset, which is also given by the number of the pair."""
-        found = {
+        places = {
             (scope, emit.ref): self._again.place(where, output.offset)
             for where, scope, emit, output, _ in pairs
             if emit and emit.ref and output
         }
-        lost = {(p.scope, p.emit.ref): n for n, p in enumerate(pairs) if p.emit and p.emit.ref and not p.output}
+        missing = {(p.scope, p.emit.ref): n for n, p in enumerate(pairs) if p.emit and p.emit.ref and not p.output}
         numbers: dict[int, int] = {}
-        if lost:
-            for key, place in self._told(pairs, lost).items():
-                found[key] = place
-        for key, n in lost.items():
-            if key not in found and self._spool and pairs[n].where[0] in self.tallies:
-                numbers[n], found[key] = self._spool.number(pairs[n].where)
-        return found, numbers
+        if missing:
+            for key, place in self._places_in_records(pairs, missing).items():
+                places[key] = place
+        for key, n in missing.items():
+            if key not in places and self._spool and pairs[n].where[0] in self.tallies:
+                numbers[n], places[key] = self._spool.number(pairs[n].where)
+        return places, numbers
 
-    def _told(self, pairs: Sequence[EmitPair], lost: Mapping[tuple[int, str], int]) -> dict[tuple[int, str], Place]:
+    def _places_in_records(
+        self, pairs: Sequence[EmitPair], missing: Mapping[tuple[int, str], int]
+    ) -> dict[tuple[int, str], Place]:
         """Places of lost records that a record of the same turn names."""
-        told: dict[tuple[int, str], Place] = {}
+        places: dict[tuple[int, str], Place] = {}
         for where, scope, emit, output, _ in pairs:
-            if emit is None or output is None or not any((scope, ref) in lost for ref in refs_in(emit.record)):
+            if emit is None or output is None or not any((scope, ref) in missing for ref in refs_in(emit.record)):
                 continue
             record = self._bus.fetch([self._again.place(where, output.offset)])[0]
-            named = self._again.decode(record) if record else None
-            if named is None or named[0] != emit.name:
+            content = self._again.decode(record) if record else None
+            if content is None or content[0] != emit.name:
                 continue
-            for ref, place in _named(emit, named[1]).items():
+            for ref, place in _places_in(emit, content[1]).items():
                 key = scope, ref
-                if key in lost and (place.topic, place.partition) == self._again.place(pairs[lost[key]].where, 0)[:2]:
-                    told[key] = place
-        return told
+                if (
+                    key in missing
+                    and (place.topic, place.partition) == self._again.place(pairs[missing[key]].where, 0)[:2]
+                ):
+                    places[key] = place
+        return places
 
     # -- the rest
 
-    def folded(self, role: str, stage: Stage, slot: int, last: Refolded | None) -> None:
+    def folded(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
         """Remember it. The state is no topic that is made again; the audit compares it."""
         self._whole.add(f"{self._names[role]}/{slot}")
 
@@ -253,20 +258,20 @@ class RebuildLaw(Folds):
         return turn <= self._folded.get(name, -1) or not self.facts.has_moved(kind, int(slot))
 
 
-def _named(emit: Emit, actual: Mapping[str, Any]) -> dict[str, Place]:
+def _places_in(emit: Emit, actual: Mapping[str, Any]) -> dict[str, Place]:
     """By ref, the places that a record names where its emit waits for one."""
-    found: dict[str, Place] = {}
+    places: dict[str, Place] = {}
 
-    def look(expected: Any, there: Any) -> None:
-        if isinstance(expected, Later):
+    def look(pattern: Any, there: Any) -> None:
+        if isinstance(pattern, Later):
             if isinstance(there, dict) and there.keys() == set(Place._fields):
-                found[expected.ref] = Place(**there)
-        elif isinstance(expected, Mapping) and isinstance(there, Mapping):
-            for key in expected.keys() & there.keys():
-                look(expected[key], there[key])
-        elif isinstance(expected, list | tuple) and isinstance(there, list | tuple):
-            for one, other in zip(expected, there, strict=False):
-                look(one, other)
+                places[pattern.ref] = Place(**there)
+        elif isinstance(pattern, Mapping) and isinstance(there, Mapping):
+            for key in pattern.keys() & there.keys():
+                look(pattern[key], there[key])
+        elif isinstance(pattern, list | tuple) and isinstance(there, list | tuple):
+            for one, value in zip(pattern, there, strict=False):
+                look(one, value)
 
     look(emit.record, actual)
-    return found
+    return places

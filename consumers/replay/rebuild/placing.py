@@ -33,24 +33,24 @@ class TurnSpan(NamedTuple):
     records: int
 
 
-def placed(slots: Sequence[UnplacedRecord], read: Sequence[TurnSpan] = ()) -> list[int]:
+def place_records(slots: Sequence[UnplacedRecord], read: Sequence[TurnSpan] = ()) -> list[int]:
     """The offset of each record; records of one lane are given in their order. read: in order, from the first record
     of the partition on."""
-    order = _ordered(slots)
-    known = [slots[n].offset for n in order]
-    out = _filled([slots[n] for n in order], _believed(known, read))
+    order = _order(slots)
+    anchors = [slots[n].offset for n in order]
+    out = _fill([slots[n] for n in order], _add_spans(anchors, read))
     offsets = [0] * len(slots)
     for n, offset in zip(order, out, strict=True):
         offsets[n] = offset
     return offsets
 
 
-def _ordered(slots: Sequence[UnplacedRecord]) -> list[int]:
+def _order(slots: Sequence[UnplacedRecord]) -> list[int]:
     """Their order: known ones by offset; each other one behind the last that was written before it, as far as its own
     slot's order allows."""
-    whole = sorted((slot.offset, slot.at) for slot in slots if slot.offset is not None)
-    offsets = [offset for offset, _ in whole]
-    latest = list(accumulate((at for _, at in whole), max))
+    anchors = sorted((slot.offset, slot.at) for slot in slots if slot.offset is not None)
+    offsets = [offset for offset, _ in anchors]
+    latest = list(accumulate((at for _, at in anchors), max))
     nexts: dict[str, int] = {}
     following = [BEHIND] * len(slots)
     for n in reversed(range(len(slots))):
@@ -71,31 +71,31 @@ def _ordered(slots: Sequence[UnplacedRecord]) -> list[int]:
     return [key[-1] for key in sorted(keys)]
 
 
-def _believed(known: Sequence[int | None], read: Sequence[TurnSpan]) -> Sequence[int | None]:
+def _add_spans(anchors: Sequence[int | None], read: Sequence[TurnSpan]) -> Sequence[int | None]:
     """The known offsets with those that readers tell, if they fit together."""
-    out, at = list(known), 0
+    out, at = list(anchors), 0
     for span in read:
         if at + span.records > len(out) or not span.records:
             break
         for n, offset in ((at, span.first), (at + span.records - 1, span.last)):
             if out[n] not in (None, offset):
-                return known
+                return anchors
             out[n] = offset
         at += span.records
-    told = [(n, offset) for n, offset in enumerate(out) if offset is not None]
-    fits = all(b - a >= there - here for (here, a), (there, b) in pairwise(told))
-    return out if fits and (not told or told[0][1] >= told[0][0]) else known
+    pairs = [(n, offset) for n, offset in enumerate(out) if offset is not None]
+    fits = all(b - a >= there - here for (here, a), (there, b) in pairwise(pairs))
+    return out if fits and (not pairs or pairs[0][1] >= pairs[0][0]) else anchors
 
 
-def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> list[int]:
+def _fill(slots: Sequence[UnplacedRecord], anchors: Sequence[int | None]) -> list[int]:
     """Every offset, in the order given."""
     limits, limit = [BEHIND] * len(slots), BEHIND
     for n in reversed(range(len(slots))):
-        here = known[n]
+        here = anchors[n]
         limits[n] = limit = limit - 1 if here is None else here
     out, homeless, last = [-1] * len(slots), list[int](), -1
     for n, slot in enumerate(slots):
-        here = known[n]
+        here = anchors[n]
         if here is None:
             marker = n > 0 and (slot.lane, slot.turn) != (slots[n - 1].lane, slots[n - 1].turn)
             here = max(last + 1, min(last + 1 + marker, limits[n]))
@@ -103,11 +103,11 @@ def _filled(slots: Sequence[UnplacedRecord], known: Sequence[int | None]) -> lis
                 homeless.append(n)
                 continue
         out[n] = last = here
-    taken = set(out)
+    numbers = set(out)
     for n in homeless:  # no hole where it belongs
         here = limits[n] + 1
-        while here in taken:
+        while here in numbers:
             here += 1
         out[n] = here
-        taken.add(here)
+        numbers.add(here)
     return out

@@ -23,7 +23,7 @@ from millrace.consumers.replay.rebuild.spool import RebuildSpool, WrittenPartiti
 from millrace.infra.errors import ReplayError, TopicError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.history.gaps import begins_at, nowhere
+from millrace.infra.log.history.gaps import begins_at, gap_line
 from millrace.infra.log.history.kinds import WEIGHTS
 from millrace.infra.log.history.reader import left_out
 from millrace.infra.log.history.rows import Resolve, as_stored
@@ -36,11 +36,11 @@ ROWS = {topic.name.rpartition(".")[2]: topic.size for topic in TOPICS}
 
 @dataclass(frozen=True, slots=True)
 class RebuildRequest:
-    """What to make again. kinds: of topics; named: they were asked for by name, so one that is refused is an error;
+    """What to make again. kinds: of topics; is_named: they were asked for by name, so one that is refused is an error;
     slots, shards: of topics that are gone, where nothing else tells; out: where to write them."""
 
     kinds: Sequence[str] = tuple(WRITERS)
-    named: bool = False
+    is_named: bool = False
     slots: int = 1
     shards: int = 1
     out: Path | None = None
@@ -48,22 +48,22 @@ class RebuildRequest:
 
 @dataclass(slots=True)
 class RebuildReport:
-    """What a rebuild came to. refused: why nothing of a topic was made again, by kind; faults: turns that do not fold
-    to what they say; written: by kind."""
+    """What a rebuild came to. refusals: why nothing of a topic was made again, by kind; faults: turns that do not fold
+    to what they say; outputs: by kind."""
 
     topics: Mapping[str, str]
     tallies: dict[str, TopicTally]
-    refused: dict[str, str]
+    refusals: dict[str, str]
     notes: list[str]
     faults: list[str]
     turns: int = 0
-    written: dict[str, WrittenPartition] = field(default_factory=dict)
+    outputs: dict[str, WrittenPartition] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
         """Whether every record that was asked for was compared, and is as its turn gives it."""
-        whole = not any(t.different or t.missing or t.additional or t.untried for t in self.tallies.values())
-        return whole and not self.refused and not self.faults
+        is_equal = not any(t.different or t.missing or t.additional or t.untried for t in self.tallies.values())
+        return is_equal and not self.refusals and not self.faults
 
 
 def rebuild(
@@ -83,25 +83,25 @@ def rebuild(
     walk = Walk(bus, namespace, policy, resolve, watch)
     facts = Facts(policy, walk.full, walk.starts, release, walk.latest, walk.has_moved)
     roles = [role for role in stages_of(policy) if any(role in WRITERS[kind] for kind in request.kinds)]
-    losses, spans = _looked(walk, policy)
+    losses, spans = _survey(walk, policy)
     losses = {role: why for role, why in losses.items() if role in roles}
     kinds = [kind for kind in request.kinds if any(role not in losses for role in WRITERS[kind])]
-    refused = {kind: "; ".join(losses[role] for role in WRITERS[kind]) for kind in request.kinds if kind not in kinds}
-    if request.named and refused:
-        raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refused.items()))
+    refusals = {kind: "; ".join(losses[role] for role in WRITERS[kind]) for kind in request.kinds if kind not in kinds}
+    if request.is_named and refusals:
+        raise ReplayError("; ".join(f"{walk.full[kind]} cannot be made again: {why}" for kind, why in refusals.items()))
     count = _partitions(walk, request)
     with ExitStack() as stack:
         file = stack.enter_context(TemporaryFile(prefix="millrace-rebuild-")) if request.out else None
         spool = RebuildSpool(walk.full, file) if file else None
-        able = {role: make for role, make in makers.items() if role in roles and role not in losses}
-        law = RebuildLaw(facts, walk, able, kinds, count, spool)
+        role_makers = {role: make for role, make in makers.items() if role in roles and role not in losses}
+        law = RebuildLaw(facts, walk, role_makers, kinds, count, spool)
         walk.run(facts, [law])
-        found = law.finding
-        notes = [*(f"{role} is not folded again: {why}" for role, why in losses.items()), *found.notes]
-        faults = [f"{one.message}{_of(one.ids)}" for one in found.violations]
-        report = RebuildReport(walk.full, law.tallies, refused, notes, faults, int(found.facts["turns"]))
+        finding = law.finding
+        notes = [*(f"{role} is not folded again: {why}" for role, why in losses.items()), *finding.notes]
+        faults = [f"{one.message}{_of(one.ids)}" for one in finding.violations]
+        report = RebuildReport(walk.full, law.tallies, refusals, notes, faults, int(finding.facts["turns"]))
         if spool and request.out:
-            report.written = spool.write(request.out, kinds, count, spans, claims or ClaimStore(""))
+            report.outputs = spool.write(request.out, kinds, count, spans, claims or ClaimStore(""))
     return report
 
 
@@ -109,47 +109,47 @@ def _of(ids: Mapping[str, str | int]) -> str:
     return f" (turn {ids['turn']} of {ids['stage']}[{ids['slot']}])" if "turn" in ids else ""
 
 
-def _looked(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[TurnSpan]]]:
+def _survey(walk: Walk, policy: str) -> tuple[dict[str, str], dict[Where, list[TurnSpan]]]:
     """Roles of which nothing can be folded, with why; and what turns took of each partition, in order."""
     losses: dict[str, str] = {}
     spans: defaultdict[Where, list[TurnSpan]] = defaultdict(list)
-    kinds = {full: kind for kind, full in walk.full.items()}
+    kinds = {topic_name: kind for kind, topic_name in walk.full.items()}
     for role, name in stages_of(policy).items():
-        kind, found = turns_of(role), list[str]()
+        kind, reasons = turns_of(role), list[str]()
         if not walk.starts[kind]:
-            found.append(f"{walk.full[kind]} is neither in the log nor in the archive")
+            reasons.append(f"{walk.full[kind]} is neither in the log nor in the archive")
         for slot, start in walk.starts[kind].items():
             if start:
-                found.append(nowhere(walk.full[kind], slot, 0, start - 1, begins_at(start)))
+                reasons.append(gap_line(walk.full[kind], slot, 0, start - 1, begins_at(start)))
                 continue
-            taken: dict[tuple[str, int], list[TurnSpan]] = {}
+            ranges: dict[tuple[str, int], list[TurnSpan]] = {}
             try:
                 for _, turn in turns(walk.bus, name, walk.namespace, slot, walk.ends[kind][slot]):
                     for span in turn["ranges"]:
                         where = full_name(walk.namespace, span["topic"]), span["partition"]
                         took = TurnSpan(span["first"], span["last"], span["count"] + span["skipped"])
-                        taken.setdefault(where, []).append(took)
+                        ranges.setdefault(where, []).append(took)
             except SchemaError:
                 """Whoever folds it says so."""
-            for (topic, partition), some in taken.items():
-                found += _gone(walk.bus, topic, partition, some)
+            for (topic, partition), some in ranges.items():
+                reasons += _gaps(walk.bus, topic, partition, some)
                 spans[kinds.get(topic, topic), partition] = some
-        if found:
-            losses[role] = "; ".join(sorted(set(found)))
+        if reasons:
+            losses[role] = "; ".join(sorted(set(reasons)))
     return losses, spans
 
 
-def _gone(bus: Bus, topic: str, partition: int, taken: Sequence[TurnSpan]) -> list[str]:
+def _gaps(bus: Bus, topic: str, partition: int, ranges: Sequence[TurnSpan]) -> list[str]:
     """What is nowhere of that which turns took of a partition."""
-    first, last = taken[0].first, taken[-1].last
+    first, last = ranges[0].first, ranges[-1].last
     try:
         start, end = bus.starts(topic).get(partition, 0), bus.ends(topic).get(partition, 0)
     except TopicError:
-        return [nowhere(topic, partition, first, last, "nothing of it is left")]
+        return [gap_line(topic, partition, first, last, "nothing of it is left")]
     if end <= last:
-        return [nowhere(topic, partition, max(first, end), last, f"what is left ends at {end - 1}")]
+        return [gap_line(topic, partition, max(first, end), last, f"what is left ends at {end - 1}")]
     if first < start:
-        return [nowhere(topic, partition, first, start - 1, begins_at(start))]
+        return [gap_line(topic, partition, first, start - 1, begins_at(start))]
     return []
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from millrace.consumers.audit.turn_outputs import Where
-from millrace.consumers.replay.rebuild.placing import TurnSpan, UnplacedRecord, placed
+from millrace.consumers.replay.rebuild.placing import TurnSpan, UnplacedRecord, place_records
 from millrace.infra import durable, faults
 from millrace.infra.errors import ReplayError
 from millrace.infra.log.archive.archive import Archive
@@ -36,7 +36,7 @@ _FIRST = -2
 """the offset that stands for the first record whose place is not known yet; -1 stands for no place"""
 
 
-class _Kept(NamedTuple):
+class _SpoolEntry(NamedTuple):
     key: bytes
     value: bytes | None
     headers: list[tuple[str, bytes]]
@@ -65,14 +65,14 @@ class WrittenPartition(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(_Kept)
+_decoder = msgspec.msgpack.Decoder(_SpoolEntry)
 
 
 class RebuildSpool:
-    """`full`: full names of topics by kind; `file`: an empty one, which nobody else uses."""
+    """`topics`: full names of topics by kind; `file`: an empty one, which nobody else uses."""
 
-    def __init__(self, full: Mapping[str, str], file: IO[bytes]) -> None:
-        self._full = full
+    def __init__(self, topics: Mapping[str, str], file: IO[bytes]) -> None:
+        self._topic_names = topics
         self._file = file
         self._lying: defaultdict[Where, tuple[array[int], array[int]]]
         self._lying = defaultdict(lambda: (array("q"), array("q")))
@@ -85,7 +85,9 @@ class RebuildSpool:
         """A record as it lies there, in the order of its partition."""
         offsets, positions = self._lying[kind, record.partition]
         offsets.append(record.offset)
-        positions.append(self._put(_Kept(record.key, record.value, list(record.headers.items()), record.timestamp)))
+        positions.append(
+            self._put(_SpoolEntry(record.key, record.value, list(record.headers.items()), record.timestamp))
+        )
 
     def keep(self, where: Where, offset: int, lane: str = "", turn: int = 0, at: int = 0) -> None:
         """The record at this offset stays as it is."""
@@ -101,32 +103,32 @@ class RebuildSpool:
         at: int,
         *,
         number: int = 0,
-        unplaced: bool = False,
+        is_open: bool = False,
         replaces: bool = False,
     ) -> None:
         """A record that was made again. replaces: another one lies at its offset, whose time it takes; number: others
-        name it by that; unplaced: it names others so."""
+        name it by that; is_open: it names others so."""
         time = self._get(self._position(where, offset)).timestamp if replaces and offset is not None else at
-        position = self._put(_Kept(out.key, out.value, list(out.headers.items()), time, unplaced))
+        position = self._put(_SpoolEntry(out.key, out.value, list(out.headers.items()), time, is_open))
         self._entries[where].append(SpooledRecord(lane, turn, at, offset, position, number))
 
     def number(self, where: Where) -> tuple[int, Place]:
         """A number for a record whose place is not known yet, and the place that stands for it until then."""
         self._numbers += 1
-        return self._numbers, Place(self._full[where[0]], where[1], _FIRST - self._numbers)
+        return self._numbers, Place(self._topic_names[where[0]], where[1], _FIRST - self._numbers)
 
     def _position(self, where: Where, offset: int) -> int:
         offsets, positions = self._lying[where]
         return positions[bisect_left(offsets, offset)]
 
-    def _put(self, kept: _Kept) -> int:
+    def _put(self, entry: _SpoolEntry) -> int:
         self._file.seek(0, 2)
         position = self._file.tell()
-        data = _encode(kept)
+        data = _encode(entry)
         self._file.write(len(data).to_bytes(8, "little") + data)
         return position
 
-    def _get(self, position: int) -> _Kept:
+    def _get(self, position: int) -> _SpoolEntry:
         self._file.seek(position)
         size = int.from_bytes(self._file.read(8), "little")
         return _decoder.decode(self._file.read(size))
@@ -146,38 +148,40 @@ class RebuildSpool:
         already."""
         archive = Archive(str(root))
         offsets = {
-            where: placed([UnplacedRecord(*entry[:4]) for entry in entries], read.get(where, ()))
+            where: place_records([UnplacedRecord(*entry[:4]) for entry in entries], read.get(where, ()))
             for where, entries in self._entries.items()
         }
         names = {
-            entry.number: as_record(Place(self._full[where[0]], where[1], offset))
+            entry.number: as_record(Place(self._topic_names[where[0]], where[1], offset))
             for where, entries in self._entries.items()
             for entry, offset in zip(entries, offsets[where], strict=True)
             if entry.number
         }
-        found = dict[str, WrittenPartition]()
+        outputs = dict[str, WrittenPartition]()
         with archive.writing():
             for kind in kinds:
-                if archive.shelves(self._full[kind]):
-                    raise ReplayError(f"{root} holds segments of {self._full[kind]}: name another directory with --out")
+                if archive.shelves(self._topic_names[kind]):
+                    raise ReplayError(
+                        f"{root} holds segments of {self._topic_names[kind]}: name another directory with --out"
+                    )
             drafts = root / DRAFT
             shutil.rmtree(drafts, ignore_errors=True)  # of one that was killed
             draft, filler = Archive(str(drafts)), Filler(claims, SEGMENT_BYTES)
             for kind in kinds:
-                estimated = records = 0
+                guesses = records = 0
                 for partition in range(partitions[kind]):
                     where = (kind, partition)
                     entries = self._entries.get(where, [])
                     records += len(entries)
-                    estimated += sum(entry.offset is None for entry in entries)
+                    guesses += sum(entry.offset is None for entry in entries)
                     at = sorted(zip(offsets.get(where, ()), (entry.position for entry in entries), strict=True))
                     self._partition(draft, filler, where, partitions[kind], at, names)
-                found[kind] = WrittenPartition(records, estimated)
+                outputs[kind] = WrittenPartition(records, guesses)
             faults.point("rebuilt.drafted")
             for kind in kinds:
-                _name(drafts, self._full[kind], root)
+                _name(drafts, self._topic_names[kind], root)
             shutil.rmtree(drafts, ignore_errors=True)
-        return found
+        return outputs
 
     def _partition(
         self,
@@ -188,44 +192,46 @@ class RebuildSpool:
         at: Sequence[tuple[int, int]],
         names: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        shelf, end = Shelf(self._full[where[0]], where[1], partitions), at[-1][0] + 1 if at else 0
+        shelf, end = Shelf(self._topic_names[where[0]], where[1], partitions), at[-1][0] + 1 if at else 0
         records, first = Ahead(self._records(where, at, names)), 0
         while records.next is not None:
             with archive.drafting(shelf.topic, shelf.partition) as draft:
-                filled = filler.fill(draft, records, first, end)
-                if filled is None:
+                result = filler.fill(draft, records, first, end)
+                if result is None:
                     return
-                shelf = archive.add(shelf, filled.segment, draft)
-                first = filled.segment.end
+                shelf = archive.add(shelf, result.segment, draft)
+                first = result.segment.end
 
     def _records(
         self, where: Where, at: Sequence[tuple[int, int]], names: Mapping[int, Mapping[str, Any]]
     ) -> Iterator[Record]:
         for offset, position in at:
-            kept = self._get(position)
-            value = _named(kept.value, names) if kept.open else kept.value
-            yield Record(self._full[where[0]], where[1], offset, kept.key, value, dict(kept.headers), kept.timestamp)
+            entry = self._get(position)
+            value = _encode_with_places(entry.value, names) if entry.open else entry.value
+            yield Record(
+                self._topic_names[where[0]], where[1], offset, entry.key, value, dict(entry.headers), entry.timestamp
+            )
 
 
 def _name(drafts: Path, topic: str, root: Path) -> None:
     """Give a topic that is whole its name. What lies there already is of no manifest, and goes with the drafts."""
     if (drafts / topic).exists():
-        durable.name(drafts / topic, root / topic, aside=durable.draft_of(drafts / topic))
+        durable.name(drafts / topic, root / topic, backup=durable.draft_of(drafts / topic))
         faults.point("rebuilt.named")
 
 
-def _named(value: bytes | None, names: Mapping[int, Mapping[str, Any]]) -> bytes:
+def _encode_with_places(value: bytes | None, names: Mapping[int, Mapping[str, Any]]) -> bytes:
     name, record = codec.decode(value or b"")
-    return codec.encode_named(name, _told(record, names))
+    return codec.encode_named(name, _with_places(record, names))
 
 
-def _told(value: Any, names: Mapping[int, Mapping[str, Any]]) -> Any:
+def _with_places(value: Any, names: Mapping[int, Mapping[str, Any]]) -> Any:
     """A copy in which the numbers of places are the places themselves."""
     if isinstance(value, dict):
         offset = value.get("offset")
         if value.keys() == {"topic", "partition", "offset"} and isinstance(offset, int) and offset < _FIRST:
             return names[_FIRST - offset]
-        return {key: _told(part, names) for key, part in value.items()}
+        return {key: _with_places(part, names) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(part, names) for part in value]
+        return [_with_places(part, names) for part in value]
     return value

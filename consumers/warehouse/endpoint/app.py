@@ -25,7 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from millrace.consumers.warehouse.endpoint.encoding import packed
+from millrace.consumers.warehouse.endpoint.encoding import pack
 from millrace.consumers.warehouse.endpoint.faults import (
     REQUIRED_PASSWORD,
     TIMEOUT,
@@ -34,7 +34,7 @@ from millrace.consumers.warehouse.endpoint.faults import (
     QueryError,
 )
 from millrace.consumers.warehouse.endpoint.query import Query, QueryAnswer, QueryRunner
-from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, QueryRequest, check_caller, wanted
+from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, QueryRequest, check_caller, read_request
 from millrace.consumers.warehouse.endpoint.watch import LOOK_S, RunningQuery
 
 logger = logging.getLogger(__name__)
@@ -78,32 +78,32 @@ class QueryEndpoint:
         check_caller(request.headers)
         self._key.check(request.headers, request.query_params)
         body = await self._body(request)
-        if self._takes is not None and (taken := await self._thread(self._takes, request, body)) is not None:
-            return taken
-        asks = wanted(request.query_params.multi_items(), request.headers, body)
-        if not asks.asked.sql.strip() and request.method == "GET":
+        if self._takes is not None and (response := await self._thread(self._takes, request, body)) is not None:
+            return response
+        asks = read_request(request.query_params.multi_items(), request.headers, body)
+        if not asks.query.sql.strip() and request.method == "GET":
             return Response(OK, media_type=TEXT)
         if self._running >= AT_ONCE + WAITING:
             raise QueryError(f"{self._running} queries are running or waiting: try again soon.", TOO_MANY_QUERIES)
         self._running += 1
         with ExitStack() as unsent:
-            unsent.callback(self._ended)
-            answer = await self._ask(asks.asked)
+            unsent.callback(self._count_down)
+            answer = await self._ask(asks.query)
             unsent.callback(self._threads.submit, answer.close)
             tag = secrets.token_hex(8)
-            pieces = packed(marked(answer.pieces(), tag, self._reader.version), asks.encoding)
+            pieces = pack(with_error(answer.pieces(), tag, self._reader.version), asks.encoding)
             headers = self._headers(asks, answer, tag)
-            return _Streamed(
+            return _StreamingAnswer(
                 self._send(pieces, answer.run, "" if asks.encoding else tag),
                 unsent.pop_all().close,
                 media_type(answer.form),
                 headers,
             )
 
-    async def _ask(self, asked: Query) -> QueryAnswer:
+    async def _ask(self, query: Query) -> QueryAnswer:
         """The answer, begun; closed where nobody waits for it any more."""
         run = self._reader.run()
-        asking = self._threads.submit(self._reader.ask, asked, run)
+        asking = self._threads.submit(self._reader.ask, query, run)
         try:
             return await _within(run, asking)
         except (asyncio.CancelledError, QueryError):
@@ -120,7 +120,7 @@ class QueryEndpoint:
                 raise
             yield mark(error, tag, self._reader.version)
 
-    def _ended(self) -> None:
+    def _count_down(self) -> None:
         self._running -= 1
 
     async def _body(self, request: Request) -> bytes:
@@ -187,8 +187,8 @@ class QueryEndpoint:
 
     async def _bug(self, request: Request, error: Exception) -> Response:
         logger.error("a query of the endpoint failed in it", exc_info=error)
-        said = QueryError("the endpoint failed: its log has the error. Report it.", 1002, "UNKNOWN_EXCEPTION")
-        return await self._refuse(request, said)
+        answer = QueryError("the endpoint failed: its log has the error. Report it.", 1002, "UNKNOWN_EXCEPTION")
+        return await self._refuse(request, answer)
 
     async def _thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args))
@@ -206,7 +206,7 @@ async def _within(run: RunningQuery, work: Future[T]) -> T:
     return waiting.result()
 
 
-class _Streamed(StreamingResponse):
+class _StreamingAnswer(StreamingResponse):
     """An answer in pieces; `end` is called once it was sent, or the client went away."""
 
     def __init__(
@@ -222,7 +222,7 @@ class _Streamed(StreamingResponse):
             self._end()
 
 
-def marked(pieces: Iterator[bytes], tag: str, version: str) -> Iterator[bytes]:
+def with_error(pieces: Iterator[bytes], tag: str, version: str) -> Iterator[bytes]:
     """The pieces, and after them the error of a query that fails late, as a server marks it."""
     try:
         yield from pieces
@@ -232,8 +232,8 @@ def marked(pieces: Iterator[bytes], tag: str, version: str) -> Iterator[bytes]:
 
 def mark(error: QueryError, tag: str, version: str) -> bytes:
     """An error that comes late, as a server marks it."""
-    said, word = error.wire(version).rstrip("\n").encode(), tag.encode()
-    return b"\r\n__exception__\r\n%s\r\n%s\n%d %s\r\n__exception__\r\n" % (word, said, len(said) + 1, word)
+    message, word = error.wire(version).rstrip("\n").encode(), tag.encode()
+    return b"\r\n__exception__\r\n%s\r\n%s\n%d %s\r\n__exception__\r\n" % (word, message, len(message) + 1, word)
 
 
 def media_type(form: str) -> str:

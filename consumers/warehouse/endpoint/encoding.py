@@ -18,16 +18,16 @@ _PACKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def choose(accepted: str) -> str:
+def choose(header: str) -> str:
     """The encoding for an Accept-Encoding header: of those that we have, the first that is not refused; else empty."""
-    for part in accepted.split(","):
+    for part in header.split(","):
         name, _, weight = part.strip().partition(";")
         if name.strip().lower() in _PACKERS and weight.replace(" ", "") not in ("q=0", "q=0.0"):
             return name.strip().lower()
     return ""
 
 
-def packed(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+def pack(pieces: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """The pieces in an encoding, each as soon as it may be sent; as they are for an empty one."""
     if not encoding:
         yield from pieces

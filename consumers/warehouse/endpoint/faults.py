@@ -86,9 +86,9 @@ BRIEF = 200
 class QueryError(WarehouseError):
     """A query was refused, or failed. `code` and `name` are ClickHouse's; `said` is the message without them."""
 
-    def __init__(self, said: str, code: int, name: str = "") -> None:
-        super().__init__(said, code)
-        self.said = said
+    def __init__(self, message: str, code: int, name: str = "") -> None:
+        super().__init__(message, code)
+        self.said = message
         self.name = name or NAMES.get(code, "UNKNOWN_EXCEPTION")
 
     @property
@@ -101,42 +101,42 @@ class QueryError(WarehouseError):
         return f"Code: {self.code}. DB::Exception: {self.said} ({self.name}) (version {version})\n"
 
 
-def spoken(error: RuntimeError | UnicodeDecodeError) -> str:
+def engine_message(error: RuntimeError | UnicodeDecodeError) -> str:
     """What the engine said. What it quotes of a row need not be text."""
     return error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def of_engine(text: str) -> QueryError:
     """The error behind what the engine said, without its repetitions and without the endpoint's own queries."""
-    found = _FORM.search(text)
-    if not found:
+    match = _FORM.search(text)
+    if not match:
         return QueryError(
             text.strip() or "the engine failed without a word: its log may say why", 1002, "UNKNOWN_EXCEPTION"
         )
-    code, said = int(found[1]), found[2].strip()
-    while inner := _FORM.match(said):
-        said = inner[2].strip()
+    code, message = int(match[1]), match[2].strip()
+    while inner := _FORM.match(message):
+        message = inner[2].strip()
     name = ""
     while True:
-        cut = _VERSION.sub("", said).rstrip()
+        cut = _VERSION.sub("", message).rstrip()
         if tail := _NAME.search(cut):
             name, cut = name or tail[1], cut[: tail.start()].rstrip()
-        if cut == said:
+        if cut == message:
             break
-        said = cut
-    said = _SCOPE.sub("", said).rstrip()
-    said = said if said.endswith((".", "?", "!")) else f"{said}."
-    return QueryError(limited(said, code), code, name)
+        message = cut
+    message = _SCOPE.sub("", message).rstrip()
+    message = message if message.endswith((".", "?", "!")) else f"{message}."
+    return QueryError(with_advice(message, code), code, name)
 
 
-def limited(said: str, code: int) -> str:
+def with_advice(message: str, code: int) -> str:
     """What was said, and what to do about it where it is a limit."""
-    return f"{said} {_NEXT[code]}" if code in _NEXT else said
+    return f"{message} {_NEXT[code]}" if code in _NEXT else message
 
 
 def brief(error: QueryError) -> QueryError:
     """The same for a person: without the long list of what a parser would have taken."""
-    said, _, others = error.said.partition(" Expected one of: ")
-    if len(others) > BRIEF:
-        return QueryError(f"{said}", error.code, error.name)
+    message, _, choices = error.said.partition(" Expected one of: ")
+    if len(choices) > BRIEF:
+        return QueryError(f"{message}", error.code, error.name)
     return error

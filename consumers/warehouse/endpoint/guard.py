@@ -26,7 +26,7 @@ from millrace.consumers.warehouse.endpoint.words import Word, identifiers, liter
 
 _FORMAT = re.compile(r" FORMAT (\w+)$")
 _IN = re.compile(r"(global)?(not)?(null)?in(ignoreset)?", re.IGNORECASE)
-_BARE = ("SETTINGS", "OUTFILE", "INFILE")
+_CLAUSES = ("SETTINGS", "OUTFILE", "INFILE")
 _BEFORE_PARENTHESES = re.compile(
     r"IN|AS|ON|USING|OVER|AND|OR|NOT|SELECT|FROM|WHERE|PREWHERE|HAVING|QUALIFY|BY|WITH|THEN|ELSE|WHEN|CASE|BETWEEN|I?LIKE"
     r"|JOIN|UNION|ALL|DISTINCT|EXCEPT|INTERSECT|INTERVAL|LIMIT|OFFSET|SETS|ROLLUP|CUBE|TABLE|EXPLAIN|AST|PIPELINE"
@@ -51,16 +51,16 @@ class TextEngine(Protocol):
     def text(self, sql: str, params: dict[str, str] | None = None) -> str:
         """The only column of an answer, a row a line. Raises QueryError."""
 
-    def classified(self, sql: str) -> tuple[str, int] | None:
+    def classify(self, sql: str) -> tuple[str, int] | None:
         """What the engine takes a text for, and how many statements it is; None for one that does not say: it takes
         one statement at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """What the engine can call. known: lower-case name -> category; combinators: endings of aggregate functions."""
+    """What the engine can call. categories: by lower-case name; combinators: endings of aggregate functions."""
 
-    known: Mapping[str, str]
+    categories: Mapping[str, str]
     combinators: tuple[str, ...]
 
     @staticmethod
@@ -71,35 +71,35 @@ class Functions:
             " toString(f.is_aggregate)) FROM system.functions AS f"
             " LEFT JOIN system.functions AS t ON t.name = f.alias_to WHERE f.origin = 'System'"
         )
-        known: dict[str, str] = {}
+        categories: dict[str, str] = {}
         for line in engine.text(sql).splitlines():
             name, category, target, aggregate = line.split("\t")
             kind = "Aggregate Functions" if aggregate == "1" else category
             if (target or name).lower() in permissions.FUNCTIONS:
                 kind = "named"
-            known[name.lower()] = kind
-        found = engine.text("SELECT name FROM system.aggregate_function_combinators").split()
-        return Functions(known, tuple(one.lower() for one in found))
+            categories[name.lower()] = kind
+        combinators = engine.text("SELECT name FROM system.aggregate_function_combinators").split()
+        return Functions(categories, tuple(one.lower() for one in combinators))
 
     def allows(self, name: str) -> bool:
         """Whether a reader may call it."""
         name = name.lower()
-        if name in permissions.REFUSED:
+        if name in permissions.FORMATTERS:
             return False
         if name in permissions.FUNCTIONS:
             return True
-        if name in self.known:
-            return self.known[name] == "named" or self.known[name] in permissions.CATEGORIES
+        if name in self.categories:
+            return self.categories[name] == "named" or self.categories[name] in permissions.CATEGORIES
         return any(self._aggregate(name[: -len(end)]) for end in self.combinators if name.endswith(end))
 
     def _aggregate(self, name: str) -> bool:
-        return self.known.get(name) == "Aggregate Functions" or any(
+        return self.categories.get(name) == "Aggregate Functions" or any(
             self._aggregate(name[: -len(end)]) for end in self.combinators if name.endswith(end)
         )
 
     def refuses(self, name: str) -> bool:
         """Whether it is a function of the engine that a reader may not call."""
-        return name.lower() in self.known and not self.allows(name)
+        return name.lower() in self.categories and not self.allows(name)
 
 
 class Guard:
@@ -110,35 +110,35 @@ class Guard:
 
     def admit(self, engine: TextEngine, text: str, params: Mapping[str, str]) -> Statement:
         """The statement to run. `engine` holds nothing of a reader's query, such as a setting. Raises QueryError."""
-        written = canonical(engine, text)
-        kind, count = engine.classified(written) or ("READ_ONLY", 1)
+        spelling = canonical(engine, text)
+        kind, count = engine.classify(spelling) or ("READ_ONLY", 1)
         if count != 1:
             raise QueryError("one statement at a time: send each in a request of its own.", SYNTAX_ERROR)
         if kind != "READ_ONLY":
             raise QueryError(
                 "the warehouse is read-only here: SELECT, EXPLAIN, DESCRIBE, SHOW and EXISTS are served.", READONLY
             )
-        form = found[1] if (found := _FORMAT.search(written)) else ""
+        form = match[1] if (match := _FORMAT.search(spelling)) else ""
         check_format(form)
-        sql = _FORMAT.sub("", written)
+        sql = _FORMAT.sub("", spelling)
         self._check_words(words(sql))
         self._check_paths(paths(sql))
         self._check_names(identifiers(sql), params)
         head = self._check_tree(engine.text(f"EXPLAIN AST {sql}", dict(params)).split("\n"))
         return Statement(sql, form, streams=head == "SelectWithUnionQuery")
 
-    def _check_words(self, found: Iterable[Word]) -> None:
-        for word in found:
-            if word.bare and word.text in _BARE:
+    def _check_words(self, words: Iterable[Word]) -> None:
+        for word in words:
+            if word.is_bare and word.text in _CLAUSES:
                 raise QueryError(
                     f"{word.text} is not served in a query: settings that shape an answer go in the URL.",
                     READONLY,
                 )
             if word.member:
                 continue
-            keyword = word.bare and _BEFORE_PARENTHESES.fullmatch(word.text) is not None
+            keyword = word.is_bare and _BEFORE_PARENTHESES.fullmatch(word.text) is not None
             name = word.text
-            if word.called:
+            if word.is_called:
                 if not keyword and not self._functions.allows(name) and name.lower() not in permissions.TABLE_FUNCTIONS:
                     raise self._refusal(name)
             elif not word.holds and self._functions.refuses(name):
@@ -148,8 +148,8 @@ class Guard:
                     ACCESS_DENIED,
                 )
 
-    def _check_paths(self, found: Iterable[tuple[str, ...]]) -> None:
-        for path in found:
+    def _check_paths(self, paths: Iterable[tuple[str, ...]]) -> None:
+        for path in paths:
             if path[0] == "system" and path[1] not in permissions.SYSTEM:
                 raise QueryError(f"table system.{path[1]} is not served here.", ACCESS_DENIED)
 
@@ -169,7 +169,7 @@ class Guard:
                 READONLY,
             )
         if head in permissions.NAMING:
-            self._check_named(head, [line[1:] for line in lines[1:] if line.startswith(" Identifier ")])
+            self._check_subject(head, [line[1:] for line in lines[1:] if line.startswith(" Identifier ")])
         above = ""
         for at, line in enumerate(map(str.lstrip, lines)):
             kind, _, rest = line.partition(" ")
@@ -189,9 +189,9 @@ class Guard:
             above = line
         return head
 
-    def _check_named(self, head: str, found: list[str]) -> None:
+    def _check_subject(self, head: str, identifiers: list[str]) -> None:
         """The names of a statement that is about one thing: its database, its table, or both."""
-        *database, name = [line.partition(" ")[2] for line in found] or [""]
+        *database, name = [line.partition(" ")[2] for line in identifiers] or [""]
         if not database and name and head in permissions.OF_DATABASES:
             if name != "system" and name not in permissions.DATABASES | permissions.CATALOGUES:
                 raise QueryError(f"database {name} is not served here.", ACCESS_DENIED)
@@ -215,9 +215,9 @@ class Guard:
         raise QueryError(f"table {name} is not served here.", ACCESS_DENIED)
 
     def _refusal(self, name: str) -> QueryError:
-        known = name.lower() in self._functions.known
-        what = "is not served: it could reach beyond the tables" if known else "is no function that is served here"
-        return QueryError(f"{name}() {what}.", ACCESS_DENIED)
+        is_known = name.lower() in self._functions.categories
+        reason = "is not served: it could reach beyond the tables" if is_known else "is no function that is served here"
+        return QueryError(f"{name}() {reason}.", ACCESS_DENIED)
 
 
 def canonical(engine: TextEngine, text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from chdb.state.sqlitelike import Connection
 
-from millrace.consumers.warehouse.endpoint.faults import of_engine, spoken
+from millrace.consumers.warehouse.endpoint.faults import engine_message, of_engine
 from millrace.consumers.warehouse.endpoint.watch import RunningQuery
 
 OpenHandle = Callable[[], Connection]
@@ -35,7 +35,7 @@ class Handle:
             with self._run.inside():
                 return self._raw.query(sql, form, params=params or {})
         except (RuntimeError, UnicodeDecodeError) as error:
-            raise of_engine(spoken(error)) from None
+            raise of_engine(engine_message(error)) from None
 
     def pieces(self, sql: str, form: str, params: dict[str, str]) -> Generator[bytes, None, None]:
         """The answer a block at a time; a SELECT alone. Raises QueryError, also after pieces."""
@@ -43,22 +43,22 @@ class Handle:
             with self._run.inside():
                 stream = self._raw.send_query(sql, form, params=params)
         except (RuntimeError, UnicodeDecodeError) as error:
-            raise of_engine(spoken(error)) from None
-        done = False
+            raise of_engine(engine_message(error)) from None
+        is_over = False
         try:
             while True:
                 with self._run.inside():
-                    found = self._raw.streaming_fetch_result(stream)
-                piece: bytes = b"" if found is None else found.bytes()
+                    result = self._raw.streaming_fetch_result(stream)
+                piece: bytes = b"" if result is None else result.bytes()
                 if not piece:
-                    done = True
+                    is_over = True
                     return
                 yield piece
         except (RuntimeError, UnicodeDecodeError) as error:
-            done = True
-            raise of_engine(spoken(error)) from None
+            is_over = True
+            raise of_engine(engine_message(error)) from None
         finally:
-            if not done:
+            if not is_over:
                 with self._run.inside():
                     self._raw.streaming_cancel_query(stream)
 
@@ -69,12 +69,12 @@ class Handle:
             inserter.append(data)
             return cast("int", inserter.finish().rows_written)
         except (RuntimeError, UnicodeDecodeError) as error:
-            raise of_engine(spoken(error)) from None
+            raise of_engine(engine_message(error)) from None
 
-    def classified(self, sql: str) -> tuple[str, int]:
+    def classify(self, sql: str) -> tuple[str, int]:
         """What the engine takes a text for (`READ_ONLY`, `MUTATING`, `CONTROL`, ...), and how many statements it is."""
-        found = self._raw.classify_query(sql)
-        return str(found["query_class"].name), int(found["statement_count"])
+        result = self._raw.classify_query(sql)
+        return str(result["query_class"].name), int(result["statement_count"])
 
     def close(self) -> None:
         """Let go of it."""
@@ -85,8 +85,8 @@ class Handle:
 def handle(opens: OpenHandle, run: RunningQuery | None = None) -> Iterator[Handle]:
     """A handle, closed afterwards. run: whose time it takes. Raises QueryError when the engine gives none."""
     try:
-        made = opens()
+        connection = opens()
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise of_engine(spoken(error)) from None
-    with closing(Handle(made, run)) as found:
-        yield found
+        raise of_engine(engine_message(error)) from None
+    with closing(Handle(connection, run)) as engine:
+        yield engine

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 
 from millrace.consumers.warehouse.endpoint.faults import NOT_IMPLEMENTED, QueryError
 
-FRAMED = 54454
+FRAME_PROTOCOL = 54454
 """the protocol version from which on a column says how it is serialized. Clients of older ones (clickhouse-connect
 names 54405) try first whether their version counts here, and read plain blocks when it does not."""
 INFO = b"\x01\x00\x02\xff\xff\xff\xff\x00"
@@ -30,7 +30,7 @@ _SIZES = {
     **dict.fromkeys(("Int128", "UInt128", "UUID", "IPv6"), 16),
     **dict.fromkeys(("Int256", "UInt256"), 32),
 }
-_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`")
+_QUOTATION = re.compile(r"'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`")
 _POINT = "Tuple(Float64, Float64)"
 _SHAPES = {
     "Point": _POINT,
@@ -40,7 +40,7 @@ _SHAPES = {
 }
 
 
-class _Short(Exception):
+class _MissingBytes(Exception):
     """The block goes on in bytes that have not come yet."""
 
 
@@ -53,7 +53,7 @@ def make_frame(pieces: Iterator[bytes]) -> Generator[bytes, None, None]:
         while at < len(rest):
             try:
                 block, at = _block(rest, at)
-            except _Short:
+            except _MissingBytes:
                 break
             out += block
         rest = rest[at:]
@@ -74,10 +74,10 @@ def _block(data: bytes, at: int) -> tuple[bytes, int]:
         out += data[start:at] + PLAINLY
         start = at
         if rows:
-            shared = _QUOTED.sub("", kind).count("LowCardinality(")  # each says first which form it has
-            at = _after(data, at + 8 * shared, kind, rows)
+            dictionaries = _QUOTATION.sub("", kind).count("LowCardinality(")  # each says first which form it has
+            at = _after(data, at + 8 * dictionaries, kind, rows)
         if at > len(data):
-            raise _Short
+            raise _MissingBytes
     return bytes(out + data[start:at]), at
 
 
@@ -93,16 +93,16 @@ def _after(data: bytes, at: int, kind: str, rows: int) -> int:
         case "Array" | "Map" | "Nested":
             of = inside if name == "Array" else f"Tuple({inside})"
             end = at + 8 * rows
-            return _after(data, end, of, _fixed(data, end - 8) if rows else 0)
+            return _after(data, end, of, _uint64(data, end - 8) if rows else 0)
         case "Tuple":
             members = arguments(inside)
             for member in members:
-                at = _after(data, at, _unnamed(member), rows)
+                at = _after(data, at, _member_type(member), rows)
             return at if members else at + rows
         case "SimpleAggregateFunction":
             return _after(data, at, arguments(inside)[1], rows)
         case "LowCardinality":
-            return _after_shared(data, at, inside, rows)
+            return _after_dictionary(data, at, inside, rows)
         case "FixedString":
             return at + int(inside) * rows
         case "Decimal":
@@ -118,14 +118,14 @@ def _after(data: bytes, at: int, kind: str, rows: int) -> int:
     return at + size * rows
 
 
-def _after_shared(data: bytes, at: int, kind: str, rows: int) -> int:
+def _after_dictionary(data: bytes, at: int, kind: str, rows: int) -> int:
     """LowCardinality: how wide a reference is, the different values, a reference to one for each row."""
     if not rows:
         return at
-    width = 1 << (_fixed(data, at) & 3)
-    values = _fixed(data, at + 8)
-    plain = kind.removeprefix("Nullable(").removesuffix(")") if kind.startswith("Nullable(") else kind
-    return _after(data, at + 16, plain, values) + 8 + width * rows
+    width = 1 << (_uint64(data, at) & 3)
+    values = _uint64(data, at + 8)
+    inner = kind.removeprefix("Nullable(").removesuffix(")") if kind.startswith("Nullable(") else kind
+    return _after(data, at + 16, inner, values) + 8 + width * rows
 
 
 def _after_texts(data: bytes, at: int, rows: int) -> int:
@@ -137,14 +137,14 @@ def _after_texts(data: bytes, at: int, rows: int) -> int:
                 size, at = _number(data, at - 1)
             at += size
     except IndexError:
-        raise _Short from None
+        raise _MissingBytes from None
     return at
 
 
 def _text(data: bytes, at: int) -> tuple[str, int]:
     size, at = _number(data, at)
     if at + size > len(data):
-        raise _Short
+        raise _MissingBytes
     return data[at : at + size].decode(), at + size
 
 
@@ -156,16 +156,16 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
         if byte < 128:
             return value, at
-    raise _Short
+    raise _MissingBytes
 
 
-def _fixed(data: bytes, at: int) -> int:
+def _uint64(data: bytes, at: int) -> int:
     if at + 8 > len(data):
-        raise _Short
+        raise _MissingBytes
     return int.from_bytes(data[at : at + 8], "little")
 
 
-def _unnamed(member: str) -> str:
+def _member_type(member: str) -> str:
     """The type of a member of a tuple, which may have a name before it."""
     quote = member[:1]
     if quote in ("`", '"'):

@@ -49,7 +49,7 @@ CATEGORIES = frozenset(
 """not: AI (they call services), Dictionary, Embedded Dictionary, Encryption, Geo Polygon (one value may take hours,
 which ends the process), Internal, Introspection, Machine Learning, Other, Time Series (they keep state)"""
 
-REFUSED = _words("formatrow formatrownonewline")
+FORMATTERS = _words("formatrow formatrownonewline")
 """functions of those categories that are refused: they write formats that a query may not name, see FORMATS_OUTSIDE"""
 
 FUNCTIONS = _words(
@@ -127,7 +127,7 @@ SETTINGS_BEGIN = tuple(
 )
 """settings that shape an answer; limits may be lowered as well, see `limits`"""
 
-IGNORED = _words(
+WITHOUT_EFFECT = _words(
     "readonly log_queries log_comment buffer_size session_id session_timeout session_check quota_key stacktrace role "
     "wait_end_of_query send_progress_in_http_headers http_headers_progress_interval_ms "
     "enable_http_compression http_zlib_compression_level http_response_buffer_size add_http_cors_header "

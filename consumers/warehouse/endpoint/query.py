@@ -16,7 +16,7 @@ from millrace.consumers.warehouse.endpoint import permissions
 from millrace.consumers.warehouse.endpoint.faults import BAD_ARGUMENTS, READONLY, UNKNOWN_DATABASE, QueryError
 from millrace.consumers.warehouse.endpoint.guard import Functions, Guard, check_format
 from millrace.consumers.warehouse.endpoint.handles import Handle, OpenHandle, handle
-from millrace.consumers.warehouse.endpoint.native import FRAMED, make_frame
+from millrace.consumers.warehouse.endpoint.native import FRAME_PROTOCOL, make_frame
 from millrace.consumers.warehouse.endpoint.watch import QueryWatch, RunningQuery
 from millrace.consumers.warehouse.endpoint.words import identifier, literal
 from millrace.consumers.warehouse.store.access import READER
@@ -54,7 +54,7 @@ class QueryLimits:
 @dataclass(frozen=True, slots=True)
 class Query:
     """A query as it came. params: values of `{name:Type}`, written as ClickHouse writes them in TSV; settings: as the
-    client sent them; form: the format where the query names none; whole: nothing may be sent before it has ended;
+    client sent them; form: the format where the query names none; is_whole: nothing may be sent before it has ended;
     protocol: version of ClickHouse's protocol by which the client reads format Native, 0 for none."""
 
     sql: str
@@ -62,7 +62,7 @@ class Query:
     settings: Mapping[str, str] = field(default_factory=dict)
     database: str = ""
     form: str = DEFAULT_FORMAT
-    whole: bool = False
+    is_whole: bool = False
     protocol: int = 0
 
 
@@ -77,10 +77,10 @@ class QueryAnswer:
     rows_read: int = 0
     bytes_read: int = 0
     elapsed_s: float = 0.0
-    held: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
     run: RunningQuery = field(default_factory=lambda: RunningQuery(math.inf))
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _closed: bool = False
+    _is_closed: bool = False
 
     def pieces(self) -> Iterator[bytes]:
         """All of it. Raises QueryError where the query fails late."""
@@ -94,15 +94,15 @@ class QueryAnswer:
 
     def _next(self) -> bytes:
         with self._lock:
-            return b"" if self._closed or self.rest is None else next(self.rest, b"")
+            return b"" if self._is_closed or self.rest is None else next(self.rest, b"")
 
     def close(self) -> None:
         """Stop the query where it still runs, once the piece that is being made is there. Idempotent, and for any
         thread."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self.held.close()
+            if not self._is_closed:
+                self._is_closed = True
+                self.resources.close()
 
 
 class QueryRunner:
@@ -133,45 +133,45 @@ class QueryRunner:
         """For a query that is about to be asked."""
         return RunningQuery(self._limits.seconds)
 
-    def ask(self, asked: Query, run: RunningQuery | None = None) -> QueryAnswer:
+    def ask(self, query: Query, run: RunningQuery | None = None) -> QueryAnswer:
         """The answer, begun. run: tells its caller whether its time is over. Raises QueryError."""
         run = run or self.run()
-        database = asked.database or self._database
+        database = query.database or self._database
         if database not in self.databases:
             raise QueryError(f"database {database} is not served: use millrace or millrace_log.", UNKNOWN_DATABASE)
-        bounds = bounded(asked.settings, self._limits)
-        with ExitStack() as held:
+        bounds = engine_settings(query.settings, self._limits)
+        with ExitStack() as resources:
             self._watch.begin(run)
-            held.callback(self._watch.end, run)
-            engine = held.enter_context(handle(self._opens, run))
+            resources.callback(self._watch.end, run)
+            engine = resources.enter_context(handle(self._opens, run))
             engine.text(f"USE {identifier(database)}")
-            statement = self._guard.admit(engine, asked.sql, asked.params)
-            form = statement.form or asked.form or DEFAULT_FORMAT
+            statement = self._guard.admit(engine, query.sql, query.params)
+            form = statement.form or query.form or DEFAULT_FORMAT
             check_format(form)
-            params = dict(asked.params)
-            if statement.streams and in_pieces(form, asked):
+            params = dict(query.params)
+            if statement.streams and in_pieces(form, query):
                 self._bind(engine, {**bounds, "max_result_bytes": "0"})
-                plain = engine.pieces(statement.sql, form, params)
-                held.callback(plain.close)
-                pieces = for_client(plain, form, asked)
-                first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, asked)
-                return QueryAnswer(form, first, pieces, held=held.pop_all(), run=run)
+                blocks = engine.pieces(statement.sql, form, params)
+                resources.callback(blocks.close)
+                pieces = for_client(blocks, form, query)
+                first = next(pieces, b"") or self._no_rows(engine, statement.sql, form, query)
+                return QueryAnswer(form, first, pieces, resources=resources.pop_all(), run=run)
             self._bind(engine, bounds)
-            found = engine.run(statement.sql, form, params)
-            seen = found.storage_rows_read(), found.storage_bytes_read(), found.elapsed()
-            said = found.bytes()
-            if statement.streams and not said:
-                said = self._no_rows(engine, statement.sql, form, asked)
+            result = engine.run(statement.sql, form, params)
+            statistics = result.storage_rows_read(), result.storage_bytes_read(), result.elapsed()
+            data = result.bytes()
+            if statement.streams and not data:
+                data = self._no_rows(engine, statement.sql, form, query)
             else:
-                said = b"".join(for_client(iter([said]), form, asked))
-            return QueryAnswer(form, said, None, *seen)
+                data = b"".join(for_client(iter([data]), form, query))
+            return QueryAnswer(form, data, None, *statistics)
 
-    def _no_rows(self, engine: Handle, sql: str, form: str, asked: Query) -> bytes:
+    def _no_rows(self, engine: Handle, sql: str, form: str, query: Query) -> bytes:
         """What stands for an answer without rows, where the engine says nothing."""
         if form != "Native":
             return b""
-        block = no_rows(engine.text(f"DESCRIBE ({sql})", dict(asked.params)))
-        return b"".join(for_client(iter([block]), form, asked))
+        block = no_rows(engine.text(f"DESCRIBE ({sql})", dict(query.params)))
+        return b"".join(for_client(iter([block]), form, query))
 
     def _bind(self, engine: Handle, bounds: Mapping[str, str]) -> None:
         """From here on the handle is a reader's."""
@@ -180,19 +180,21 @@ class QueryRunner:
         engine.text("SET " + ", ".join(f"{name} = {literal(value)}" for name, value in bounds.items()))
 
 
-def in_pieces(form: str, asked: Query) -> bool:
+def in_pieces(form: str, query: Query) -> bool:
     """Whether the answer may come a block at a time. Pure."""
-    return form in IN_PIECES and not asked.whole and asked.settings.get("output_format_json_array_of_rows", "0") == "0"
+    return (
+        form in IN_PIECES and not query.is_whole and query.settings.get("output_format_json_array_of_rows", "0") == "0"
+    )
 
 
-def for_client(pieces: Iterator[bytes], form: str, asked: Query) -> Iterator[bytes]:
+def for_client(pieces: Iterator[bytes], form: str, query: Query) -> Iterator[bytes]:
     """The bytes as the client reads them. Pure."""
-    return make_frame(pieces) if form == "Native" and asked.protocol >= FRAMED else pieces
+    return make_frame(pieces) if form == "Native" and query.protocol >= FRAME_PROTOCOL else pieces
 
 
-def no_rows(described: str) -> bytes:
+def no_rows(description: str) -> bytes:
     """A block of format Native without rows, so that clients learn the columns. Pure."""
-    columns = [line.split("\t")[:2] for line in described.splitlines()]
+    columns = [line.split("\t")[:2] for line in description.splitlines()]
     out = bytearray(varint(len(columns)) + varint(0))
     for text in (text for column in columns for text in column):
         out += varint(len(text.encode())) + text.encode()
@@ -208,7 +210,7 @@ def varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def bounded(settings: Mapping[str, str], limits: QueryLimits) -> dict[str, str]:
+def engine_settings(settings: Mapping[str, str], limits: QueryLimits) -> dict[str, str]:
     """The settings of a query: those that were asked for and are allowed, and the limits, which may be lowered only.
     Raises QueryError for any other setting. Pure."""
     out: dict[str, str] = {}
@@ -216,15 +218,15 @@ def bounded(settings: Mapping[str, str], limits: QueryLimits) -> dict[str, str]:
     for name, value in settings.items():
         if name in most:
             try:
-                asked = math.ceil(float(value))
+                limit = math.ceil(float(value))
             except (ValueError, OverflowError):
                 raise QueryError(f"setting {name} must be a number, not {value!r}.", BAD_ARGUMENTS) from None
-            most[name] = min(most[name], asked) if asked > 0 else most[name]
+            most[name] = min(most[name], limit) if limit > 0 else most[name]
         elif name in permissions.SETTINGS or name.startswith(permissions.SETTINGS_BEGIN):
             out[name] = value
-        elif name not in permissions.IGNORED:
+        elif name not in permissions.WITHOUT_EFFECT:
             raise QueryError(f"Cannot modify '{name}' setting in readonly mode: leave it out.", READONLY)
-    fixed = {
+    constants = {
         "timeout_overflow_mode": "throw",
         "allow_introspection_functions": "0",
         "use_query_cache": "0",
@@ -232,4 +234,4 @@ def bounded(settings: Mapping[str, str], limits: QueryLimits) -> dict[str, str]:
         "log_queries": "0",
         "readonly": "1",
     }
-    return {"result_overflow_mode": "throw", **out, **{name: str(value) for name, value in most.items()}, **fixed}
+    return {"result_overflow_mode": "throw", **out, **{name: str(value) for name, value in most.items()}, **constants}

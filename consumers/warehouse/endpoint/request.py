@@ -30,7 +30,7 @@ from millrace.infra.config import is_local
 LONGEST = 256 << 10
 """bytes of a query, as the engine's parser has it"""
 USERS = ("millrace", "default")
-_OWN = frozenset(
+_PARAMETERS = frozenset(
     (
         *("query", "database", "default_format", "query_id", "user", "password"),
         *("compress", "decompress", "client_protocol_version"),
@@ -41,7 +41,7 @@ _OWN = frozenset(
 class QueryRequest(NamedTuple):
     """A query and how its answer is to come. encoding: of the answer's bytes, empty for none."""
 
-    asked: Query
+    query: Query
     query_id: str
     encoding: str
 
@@ -63,8 +63,8 @@ class AccessKey:
                 "(`millrace sql` finds it by itself).",
                 REQUIRED_PASSWORD,
             )
-        same = hmac.compare_digest(password.encode(), self.word.encode())
-        if not same or user not in USERS:
+        is_same = hmac.compare_digest(password.encode(), self.word.encode())
+        if not is_same or user not in USERS:
             raise QueryError(
                 f"{user}: Authentication failed: the user is millrace, and the password the word in keys/warehouse "
                 "under [home].",
@@ -77,17 +77,17 @@ def check_caller(headers: Mapping[str, str]) -> None:
     try:
         host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         origin = headers.get("origin")
-        theirs = urlsplit(origin).netloc if origin else None
+        site = urlsplit(origin).netloc if origin else None
     except ValueError:
         raise QueryError("the Host or Origin of the request is no address.", BAD_ARGUMENTS) from None
     if not is_local(host):
         raise QueryError(f"the endpoint is for this machine alone: call it 127.0.0.1, not {host!r}.", ACCESS_DENIED)
-    strange = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    if strange or (theirs is not None and theirs != headers.get("host")):
+    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if is_foreign or (site is not None and site != headers.get("host")):
         raise QueryError("pages of other sites may not ask here.", ACCESS_DENIED)
 
 
-def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: bytes) -> QueryRequest:
+def read_request(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: bytes) -> QueryRequest:
     """The query of a request. items: of its URL, in order. Raises QueryError for what cannot be served."""
     query = dict(items)
     if query.get("decompress", "0") != "0":
@@ -104,25 +104,27 @@ def wanted(items: Iterable[tuple[str, str]], headers: Mapping[str, str], body: b
     if len(text.encode()) > LONGEST:
         raise QueryError(f"the query is longer than {LONGEST} bytes: use fewer literals.", TOO_LARGE)
     params = {name.removeprefix("param_"): value for name, value in query.items() if name.startswith("param_")}
-    others = {name: value for name, value in query.items() if name not in _OWN and not name.startswith("param_")}
+    settings = {
+        name: value for name, value in query.items() if name not in _PARAMETERS and not name.startswith("param_")
+    }
     form = headers.get("x-clickhouse-format") or query.get("default_format") or DEFAULT_FORMAT
-    allowed = query.get("enable_http_compression", "1") not in ("0", "false")
+    may_compress = query.get("enable_http_compression", "1") not in ("0", "false")
     return QueryRequest(
         Query(
             text,
             params,
-            others,
+            settings,
             query.get("database") or headers.get("x-clickhouse-database", ""),
             form,
             query.get("wait_end_of_query", "0") not in ("0", "false"),
             _version(query.get("client_protocol_version", "0")),
         ),
         query.get("query_id", "")[:200],
-        choose(headers.get("accept-encoding", "")) if allowed else "",
+        choose(headers.get("accept-encoding", "")) if may_compress else "",
     )
 
 
-def unpacked(body: bytes, headers: Mapping[str, str]) -> bytes:
+def unpack_query(body: bytes, headers: Mapping[str, str]) -> bytes:
     """A query's bytes as they were before the client packed them, up to one more than may be. Raises QueryError."""
     how = headers.get("content-encoding", "") or "identity"
     if how == "identity":
@@ -143,21 +145,21 @@ def _version(text: str) -> int:
 
 def _text(body: bytes, headers: Mapping[str, str]) -> str:
     try:
-        return unpacked(body, headers).decode()
+        return unpack_query(body, headers).decode()
     except UnicodeDecodeError:
         raise QueryError("a query is UTF-8.", BAD_ARGUMENTS) from None
 
 
 def _credentials(headers: Mapping[str, str], query: Mapping[str, str]) -> tuple[str, str]:
     """User and password, from where clients put them."""
-    kind, _, given = headers.get("authorization", "").partition(" ")
+    kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:
-            user, _, password = base64.b64decode(given, validate=True).decode().partition(":")
+            user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
             return user, password
         except (binascii.Error, UnicodeDecodeError):
             return "", ""
     if kind.lower() == "bearer":
-        return USERS[0], given.strip()
+        return USERS[0], token.strip()
     password = headers.get("x-clickhouse-key") or query.get("password", "")
     return headers.get("x-clickhouse-user") or query.get("user") or USERS[0], password

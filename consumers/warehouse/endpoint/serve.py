@@ -47,9 +47,9 @@ class Serving:
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
         self._thread.start()
-        wait_until(self._ready, f"the warehouse's endpoint at {self.url}", START_S, every_s=0.02)
+        wait_until(self._is_ready, f"the warehouse's endpoint at {self.url}", START_S, every_s=0.02)
 
-    def _ready(self) -> bool:
+    def _is_ready(self) -> bool:
         if not self._thread.is_alive():
             raise ServiceError(f"the warehouse cannot listen at {self.url}: {self._failed or 'its log says why'}")
         return is_listening(LOCALHOST, int(self.url.rpartition(":")[2]))
@@ -57,7 +57,7 @@ class Serving:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except (Exception, SystemExit) as error:  # uvicorn exits where it cannot listen; `_ready` says why
+        except (Exception, SystemExit) as error:  # uvicorn exits where it cannot listen; `_is_ready` says why
             self._failed = error
 
     async def _serve(self) -> None:
@@ -69,7 +69,7 @@ class Serving:
         self._server.interrupt_signal = True
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still serves."""
         return self._thread.is_alive()
 
@@ -86,6 +86,6 @@ def open_endpoint(opens: OpenHandle, settings: Settings, overdue: Callable[[], N
     overdue: ends this process, where the engine does not end a query. Raises ServiceError when it cannot
     listen on `[warehouse] port`."""
     make_keys(settings, WAREHOUSE)
-    asked = settings.warehouse
-    limits = QueryLimits(asked.query_seconds, asked.query_memory_mb << 20, asked.query_rows)
-    return Serving(QueryEndpoint(QueryRunner(opens, limits, overdue=overdue), warehouse_key(settings)), asked.port)
+    warehouse = settings.warehouse
+    limits = QueryLimits(warehouse.query_seconds, warehouse.query_memory_mb << 20, warehouse.query_rows)
+    return Serving(QueryEndpoint(QueryRunner(opens, limits, overdue=overdue), warehouse_key(settings)), warehouse.port)

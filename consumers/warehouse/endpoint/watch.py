@@ -1,7 +1,7 @@
 """Bounds the time of a query where the engine does not: the engine looks at a query's limit, and hears KILL QUERY and
 a cancel, between blocks of rows alone. One function over long texts may keep a block for hours.
 
-    limit -> TOLD_S: its client is told -> LET_GO_S: the engine may yet let go -> `condemned`: this process must end
+    limit -> TOLD_S: its client is told -> LET_GO_S: the engine may yet let go -> `must_end`: this process must end
 
 Invariants: only time within the engine counts, never a client that reads slowly; nothing is condemned within its limit,
 nor for a query that the engine lets go of in time; queries within their limit are waited for, but not for ever."""
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
-from millrace.consumers.warehouse.endpoint.faults import TIMEOUT, QueryError, limited
+from millrace.consumers.warehouse.endpoint.faults import TIMEOUT, QueryError, with_advice
 
 TOLD_S = 1.0
 """past its limit a query's client is told that it has failed"""
@@ -23,18 +23,18 @@ LOOK_S = 0.2
 
 
 class RunningQuery:
-    """One query in the engine. limit_s: what it may take; begun, since: when it began, and when the call of the engine
+    """A query in the engine. limit_s: what it may take; start_s, since: when it began, and when the call of the engine
     began that is under way (None while none is), on a clock of seconds. One call at a time."""
 
-    def __init__(self, limit_s: float, begun: float = 0.0, since: float | None = None) -> None:
+    def __init__(self, limit_s: float, start_s: float = 0.0, since: float | None = None) -> None:
         self.limit_s = limit_s
-        self.begun = begun
+        self.start_s = start_s
         self.since = since
 
     def over_s(self, now: float) -> float:
         """For how long the engine has had to end it: 0 or less while it is within its limit. Of a call that begins
         after the limit, since that call began."""
-        return 0.0 if self.since is None else now - max(self.begun + self.limit_s, self.since)
+        return 0.0 if self.since is None else now - max(self.start_s + self.limit_s, self.since)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -48,16 +48,16 @@ class RunningQuery:
     def check(self) -> None:
         """Raises QueryError where its client is to be told that its time is over."""
         if self.over_s(time.monotonic()) > TOLD_S:
-            said = f"Timeout exceeded: the query has had its {self.limit_s:g} s, and the engine has not ended it."
-            raise QueryError(limited(said, TIMEOUT), TIMEOUT)
+            message = f"Timeout exceeded: the query has had its {self.limit_s:g} s, and the engine has not ended it."
+            raise QueryError(with_advice(message, TIMEOUT), TIMEOUT)
 
 
-def condemned(runs: Collection[RunningQuery], now: float) -> bool:
+def must_end(runs: Collection[RunningQuery], now: float) -> bool:
     """Whether the engine keeps a query for so long past its limit that only the end of its process ends it. Pure."""
     over = [run.over_s(now) for run in runs]
     worst = max(over, default=0.0)
-    others = any(run.since is not None and late <= 0 for run, late in zip(runs, over, strict=True))
-    return worst > (2 * LET_GO_S if others else LET_GO_S)
+    is_busy = any(run.since is not None and delay <= 0 for run, delay in zip(runs, over, strict=True))
+    return worst > (2 * LET_GO_S if is_busy else LET_GO_S)
 
 
 class QueryWatch:
@@ -72,7 +72,7 @@ class QueryWatch:
 
     def begin(self, run: RunningQuery) -> None:
         """A query begins."""
-        run.begun = time.monotonic()
+        run.start_s = time.monotonic()
         with self._any:
             self._runs.add(run)
             self._any.notify()
@@ -88,7 +88,7 @@ class QueryWatch:
                 while not self._runs:
                     self._any.wait()
                 runs = set(self._runs)
-            if condemned(runs, time.monotonic()):
+            if must_end(runs, time.monotonic()):
                 overdue()
                 return
             time.sleep(LOOK_S)

@@ -26,25 +26,25 @@ _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A name or keyword. `bare`: not in backticks; `member`: a part after a dot; `holds`: a dot follows; `called`: a
-    parenthesis follows."""
+    """A name or keyword. `is_bare`: not in backticks; `member`: a part after a dot; `holds`: a dot follows;
+    `is_called`: a parenthesis follows."""
 
     text: str
-    bare: bool
+    is_bare: bool
     member: bool
     holds: bool
-    called: bool
+    is_called: bool
 
 
 def words(canonical: str) -> list[Word]:
     """Every name and keyword, in order."""
-    found = list(_tokens(canonical))
+    tokens = list(_tokens(canonical))
     out = []
-    for at, (kind, text) in enumerate(found):
+    for at, (kind, text) in enumerate(tokens):
         if kind in ("word", "quoted"):
-            last = found[at - 1][1] if at else ""
-            following = found[at + 1][1] if at + 1 < len(found) else ""
-            name = text if kind == "word" else _plain(text)
+            last = tokens[at - 1][1] if at else ""
+            following = tokens[at + 1][1] if at + 1 < len(tokens) else ""
+            name = text if kind == "word" else _unquote(text)
             out.append(Word(name, kind == "word", last == ".", following == ".", following == "("))
     return out
 
@@ -67,14 +67,14 @@ def identifiers(canonical: str) -> list[str]:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    for found in _TOKEN.finditer(text):
-        kind = found.lastgroup or ""
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or ""
         if kind != "space":
-            yield kind, found[0]
+            yield kind, match[0]
 
 
-def _plain(quoted: str) -> str:
-    return _ESCAPE.sub(lambda found: _CONTROL.get(found[1], found[1]) if found[1] else found[0][0], quoted[1:-1])
+def _unquote(name: str) -> str:
+    return _ESCAPE.sub(lambda match: _CONTROL.get(match[1], match[1]) if match[1] else match[0][0], name[1:-1])
 
 
 def literal(text: str) -> str:

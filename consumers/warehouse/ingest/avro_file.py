@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from millrace.consumers.warehouse.store.base import Insertion
-from millrace.consumers.warehouse.store.columns import quoted, schema_of, text
+from millrace.consumers.warehouse.store.columns import backtick, schema_of, text
 from millrace.consumers.warehouse.store.tables import PLACE, RecordTable
 from millrace.schemas import codec
 from millrace.schemas.registry import BODIES, NAMESPACE, current
@@ -28,13 +28,13 @@ CHECK = 8
 """bytes of the number behind each row"""
 LATEST_MS = 10_413_791_999_999
 """the last moment that a DateTime64 and its month hold"""
-PLACED = struct.Struct("<Qq")
+PLACE_FORMAT = struct.Struct("<Qq")
 
 
 def with_place(offset: int, timestamp: int) -> bytes:
     """What a row begins with: offset and time in millis, from a time in micros; a time that no table holds is the
     nearest that one does."""
-    return PLACED.pack(offset, millis(timestamp))
+    return PLACE_FORMAT.pack(offset, millis(timestamp))
 
 
 def millis(timestamp: int) -> int:
@@ -61,18 +61,18 @@ def make_frame(table: RecordTable, topic: str, part: int, rows: Sequence[bytes],
 
 def _insertion(table: RecordTable, topic: str, part: int, check: bytes, dry: bool) -> Insertion:
     names, values, structure = _reading(table.record)
-    known = {
+    place = {
         "topic": text(topic),
         "part": str(part),
         "off": "reinterpretAsUInt64(`_off`)",
         "logged": "fromUnixTimestamp64Milli(reinterpretAsInt64(`_logged`), 'UTC')",
     }
-    into = table.full
+    into = table.full_name
     if dry:
-        typed = ", ".join(f"{quoted(column.name)} {column.type}" for column in table.columns)
-        into = f"FUNCTION null({text(typed)})"
+        columns = ", ".join(f"{backtick(column.name)} {column.type}" for column in table.columns)
+        into = f"FUNCTION null({text(columns)})"
     where = f"throwIf(`_check` != toFixedString(unhex('{check.hex()}'), {CHECK}), 'a record ends elsewhere') = 0"
-    return Insertion(into, () if dry else names, (*known.values(), *values), structure, where)
+    return Insertion(into, () if dry else names, (*place.values(), *values), structure, where)
 
 
 @cache
@@ -80,8 +80,8 @@ def _reading(record: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Names of all columns, values of those behind the place, and what is read."""
     columns = RecordTable("", record, (), "").columns
     reads = dict.fromkeys(read for column in columns for read in column.reads)
-    fixed = [("_off", "FixedString(8)"), ("_logged", "FixedString(8)"), ("_check", f"FixedString({CHECK})")]
-    structure = ", ".join(f"{quoted(path)} {kind}" for path, kind in (*fixed, *reads))
+    additions = [("_off", "FixedString(8)"), ("_logged", "FixedString(8)"), ("_check", f"FixedString({CHECK})")]
+    structure = ", ".join(f"{backtick(path)} {kind}" for path, kind in (*additions, *reads))
     return tuple(column.name for column in columns), tuple(c.value for c in columns[len(PLACE) :]), structure
 
 
@@ -94,43 +94,43 @@ assert len(_SYNC) == 16
 @cache
 def _head(record: str) -> bytes:
     """The beginning of a file of rows of a record."""
-    seen: set[str] = set()
-    fields = [_field("_off", "fixed8", seen), _field("_logged", "fixed8", seen)]
+    types: set[str] = set()
+    fields = [_field("_off", "fixed8", types), _field("_logged", "fixed8", types)]
     for field in schema_of(record)["fields"]:
         if (record, field["name"]) == ("Event", "body"):
-            kind: Any = ["null", *(_whole(f"{NAMESPACE}.{body}", seen) for body in BODIES.values())]
+            kind: Any = ["null", *(_full_type(f"{NAMESPACE}.{body}", types) for body in BODIES.values())]
         else:
-            kind = _whole(field["type"], seen)
+            kind = _full_type(field["type"], types)
         fields.append({"name": field["name"], "type": kind})
-    fields.append(_field("_check", "fixed8", seen))
+    fields.append(_field("_check", "fixed8", types))
     schema = json.dumps({"type": "record", "name": "Row", "namespace": NAMESPACE, "fields": fields}).encode()
-    meta = b"".join(_bytes(each) for each in (b"avro.schema", schema, b"avro.codec", b"null"))
+    meta = b"".join(_bytes(part) for part in (b"avro.schema", schema, b"avro.codec", b"null"))
     return b"Obj\x01" + _long(2) + meta + _long(0) + _SYNC
 
 
-def _field(name: str, kind: str, seen: set[str]) -> dict[str, Any]:
+def _field(name: str, kind: str, types: set[str]) -> dict[str, Any]:
     """A field of 8 bytes as they are."""
-    fixed: Any = kind if kind in seen else {"type": "fixed", "name": kind, "size": CHECK}
-    seen.add(kind)
-    return {"name": name, "type": fixed}
+    avro_type: Any = kind if kind in types else {"type": "fixed", "name": kind, "size": CHECK}
+    types.add(kind)
+    return {"name": name, "type": avro_type}
 
 
-def _whole(kind: Any, seen: set[str]) -> Any:
+def _full_type(kind: Any, types: set[str]) -> Any:
     """A type with every named type in it spelled out where it stands first, without documentation."""
     match kind:
         case list():
-            return [_whole(each, seen) for each in kind]
+            return [_full_type(part, types) for part in kind]
         case {"type": "array", "items": items}:
-            return {"type": "array", "items": _whole(items, seen)}
+            return {"type": "array", "items": _full_type(items, types)}
         case {"type": "map", "values": values}:
-            return {"type": "map", "values": _whole(values, seen)}
-        case str() if kind.startswith(f"{NAMESPACE}.") and kind not in seen:
-            seen.add(kind)
+            return {"type": "map", "values": _full_type(values, types)}
+        case str() if kind.startswith(f"{NAMESPACE}.") and kind not in types:
+            types.add(kind)
             schema = schema_of(kind)
             name = kind.removeprefix(f"{NAMESPACE}.")
             if schema["type"] == "enum":
                 return {"type": "enum", "name": name, "symbols": schema["symbols"]}
-            fields = [{"name": each["name"], "type": _whole(each["type"], seen)} for each in schema["fields"]]
+            fields = [{"name": part["name"], "type": _full_type(part["type"], types)} for part in schema["fields"]]
             return {"type": "record", "name": name, "fields": fields}
         case _:
             return kind

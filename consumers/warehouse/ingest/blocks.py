@@ -67,8 +67,8 @@ class Cutter:
         return self._take() if self._open.records else None
 
     def _take(self) -> Block:
-        taken, self._open = self._open, Block(self._open.topic, self._open.part)
-        return taken
+        block, self._open = self._open, Block(self._open.topic, self._open.part)
+        return block
 
 
 def month_of(moment: int) -> range:

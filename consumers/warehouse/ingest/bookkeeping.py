@@ -14,7 +14,7 @@ from millrace.consumers.warehouse.ingest.avro_file import millis
 from millrace.consumers.warehouse.ingest.blocks import Block
 from millrace.consumers.warehouse.ingest.topic_identity import tip_of
 from millrace.consumers.warehouse.store.base import Insertion, Store
-from millrace.consumers.warehouse.store.columns import Column, quoted
+from millrace.consumers.warehouse.store.columns import Column, backtick
 from millrace.consumers.warehouse.store.fences import Fence, Where
 from millrace.consumers.warehouse.store.tables import BLOCKS, LOG, UNREADABLE
 from millrace.infra.log.base import Record
@@ -56,20 +56,20 @@ def proof_rows(proofs: Sequence[Proof]) -> tuple[Insertion, list[bytes]]:
 def write_proofs(store: Store, proofs: Sequence[Proof], fences: Mapping[Where, Fence], query_id: str) -> None:
     """Write proofs, where several processes write those of each partition while it is its holder's. A statement names
     `AT_ONCE` partitions at most: an engine takes none that is too long."""
-    if not store.shared:
+    if not store.is_shared:
         store.insert(*proof_rows(proofs), query_id)
         return
-    held = sorted({(proof.topic, proof.part) for proof in proofs})
-    for first in range(0, len(held), AT_ONCE):
-        some = held[first : first + AT_ONCE]
+    partitions = sorted({(proof.topic, proof.part) for proof in proofs})
+    for first in range(0, len(partitions), AT_ONCE):
+        some = partitions[first : first + AT_ONCE]
         into, pieces = proof_rows([proof for proof in proofs if (proof.topic, proof.part) in some])
         where = " AND ".join(fences[one].condition for one in some)
         store.insert(replace(into, where=where), pieces, f"{query_id}-{first}")
 
 
-def unreadable_rows(found: Sequence[tuple[Record, str]]) -> tuple[Insertion, list[bytes]]:
+def unreadable_rows(records: Sequence[tuple[Record, str]]) -> tuple[Insertion, list[bytes]]:
     """What `Store.insert` takes for records that cannot be read, with the reasons."""
-    return _rows("unreadable", UNREADABLE, (_unreadable(record, reason) for record, reason in found))
+    return _rows("unreadable", UNREADABLE, (_unreadable(record, reason) for record, reason in records))
 
 
 def _unreadable(record: Record, reason: str) -> Mapping[str, Any]:
@@ -84,5 +84,5 @@ def _rows(name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]
     out = io.BytesIO()
     writer(out, parse_schema({"type": "record", "name": "Row", "fields": fields}), rows)
     names = tuple(kinds)
-    structure = ", ".join(f"{quoted(column.name)} {column.type}" for column in columns)
-    return Insertion(f"{LOG}.{name}", names, tuple(map(quoted, names)), structure), [out.getvalue()]
+    structure = ", ".join(f"{backtick(column.name)} {column.type}" for column in columns)
+    return Insertion(f"{LOG}.{name}", names, tuple(map(backtick, names)), structure), [out.getvalue()]

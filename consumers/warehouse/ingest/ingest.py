@@ -26,10 +26,10 @@ from millrace.consumers.warehouse.ingest.blocks import Block, Cutter
 from millrace.consumers.warehouse.ingest.bookkeeping import Proof, unreadable_rows, write_proofs
 from millrace.consumers.warehouse.ingest.shares import AllPartitions, Shares
 from millrace.consumers.warehouse.ingest.table_choice import Behind, TableChooser, kind_of
-from millrace.consumers.warehouse.ingest.topic_identity import Tip, tips, topic_was_recreated
+from millrace.consumers.warehouse.ingest.topic_identity import Tip, recreation_reason, tips
 from millrace.consumers.warehouse.store.base import Insertion, Store
 from millrace.consumers.warehouse.store.drop import wait_for_deletes
-from millrace.consumers.warehouse.store.fences import PROOFS, Fence, Where, named, take_over
+from millrace.consumers.warehouse.store.fences import PROOFS, Fence, Where, insert_prefix, take_over
 from millrace.consumers.warehouse.store.owner import confirm
 from millrace.consumers.warehouse.store.tables import LOG, TABLES, RecordTable, position_of
 from millrace.infra import faults
@@ -58,7 +58,7 @@ ABOUT_BYTES = frozenset({32, 33, 36, 69, 117, 128, 131, 190, 321, 349, 395, 407,
 """ClickHouse's codes for bytes that are not what they should be"""
 
 
-class _Moved(Exception):
+class _ShareChange(Exception):
     """This process has another share of the partitions than when it began."""
 
 
@@ -101,7 +101,7 @@ class Ingest:
     def resume(self) -> None:
         """Make sure of this process's partitions, then learn from the tables how far they are."""
         self._mine = list(self._partitions())
-        if self._store.shared:
+        if self._store.is_shared:
             self._fence(self._mine)
             confirm(self._store, self._prefix.removesuffix("."))  # only now: `take` shuts out who has a fence
         wait_for_deletes(self._store)
@@ -118,13 +118,15 @@ class Ingest:
         for name, topic, part, last in forgetful:  # its newest rows may be forgotten already
             self._have[name, topic, part] = max(last, self._have.get((name, topic, part), -1))
 
-    def _fence(self, mine: Sequence[Where]) -> None:
+    def _fence(self, partitions: Sequence[Where]) -> None:
         """Take over what this process does not hold yet, or wrote to without an answer."""
-        self._fences = {where: self._fences[where] for where in mine if where in self._fences.keys() - self._doubtful}
-        new = [where for where in mine if where not in self._fences]
+        self._fences = {
+            where: self._fences[where] for where in partitions if where in self._fences.keys() - self._doubtful
+        }
+        takeovers = [where for where in partitions if where not in self._fences]
         holder = f"{socket.gethostname()}-{os.getpid()}-{new_id()}"
-        take_over(self._store, holder, new)
-        self._fences |= {where: Fence(*where, holder) for where in new}
+        take_over(self._store, holder, takeovers)
+        self._fences |= {where: Fence(*where, holder) for where in takeovers}
         self._doubtful.clear()
 
     def _partitions(self) -> Iterator[Where]:
@@ -151,7 +153,7 @@ class Ingest:
         """Say what the log has forgotten before it was read. Raises WarehouseError where the topic is another one."""
         topic, part = where
         position, start = self._position(where), self._bus.starts(topic)[part]
-        if why := topic_was_recreated(self._bus, where, position, self._tips.get(where)):
+        if why := recreation_reason(self._bus, where, position, self._tips.get(where)):
             raise WarehouseError(
                 f"{topic} partition {part} {why}: the topic was made anew. `millrace warehouse rebuild --forget` makes "
                 f"the tables in {self._store.where} of what the log holds now, without the rows of the former topic"
@@ -169,7 +171,7 @@ class Ingest:
                 self.catch_up()
                 self.trouble = ""
                 self._follow(over)
-            except _Moved:
+            except _ShareChange:
                 log.info("the warehouse processes share the partitions anew")
             except WarehouseTaken as taken:  # the group has not told yet, or has told the other one later than this one
                 log.info("%s", taken)
@@ -184,7 +186,7 @@ class Ingest:
         """Take in what comes, until `over` or until there are partitions that are new: policies come meanwhile."""
         cutters = {where: Cutter(*where) for where in self._mine}
         since: dict[Where, float] = {}
-        looked = time.monotonic()
+        last_look = time.monotonic()
         with self._bus.tail({where: self._position(where) for where in cutters}) as tail:
             while not over.is_set():
                 for record in tail.poll(POLL, min(LINGER_S, 0.5)):
@@ -196,12 +198,12 @@ class Ingest:
                         if cutters[where].size:
                             since[where] = time.monotonic()
                 now = time.monotonic()
-                for where in self._due(cutters, since, now):
+                for where in self._partitions_to_close(cutters, since, now):
                     self._write_all(filter(None, [cutters[where].rest()]))
                     since.pop(where, None)
                 self._stay()
-                if now - looked > LOOK_S:
-                    looked = now
+                if now - last_look > LOOK_S:
+                    last_look = now
                     self._prove()
                     if any(where not in cutters for where in self._partitions()):
                         break
@@ -209,22 +211,22 @@ class Ingest:
             self._prove()
 
     def _stay(self) -> None:
-        """Raises _Moved once this process has another share."""
+        """Raises _ShareChange once this process has another share."""
         if self._shares.look():
-            raise _Moved
+            raise _ShareChange
 
     @staticmethod
-    def _due(cutters: dict[Where, Cutter], since: dict[Where, float], now: float) -> list[Where]:
+    def _partitions_to_close(cutters: dict[Where, Cutter], since: dict[Where, float], now: float) -> list[Where]:
         """Partitions whose open block has waited long enough; the largest ones too while all are too large."""
-        due = [where for where, began in since.items() if now - began >= LINGER_S]
-        left = sum(cutters[where].size for where in since if where not in due)
-        for where in sorted(since, key=lambda each: -cutters[each].size):
-            if left <= OPEN:
+        partitions = [where for where, began in since.items() if now - began >= LINGER_S]
+        size = sum(cutters[where].size for where in since if where not in partitions)
+        for where in sorted(since, key=lambda partition: -cutters[partition].size):
+            if size <= OPEN:
                 break
-            if where not in due:
-                due.append(where)
-                left -= cutters[where].size
-        return due
+            if where not in partitions:
+                partitions.append(where)
+                size -= cutters[where].size
+        return partitions
 
     # -- a block
 
@@ -236,92 +238,94 @@ class Ingest:
         """Write a block's rows, those of the table that says how far the partition is last."""
         self._stay()
         main, before = self._main(block.topic), self.rows
-        found = TableChooser(self._kind(block.topic), self._behind).sort(block.records)
-        bad = found.unreadable
-        for table, rows in found.rows.items():
+        outcome = TableChooser(self._kind(block.topic), self._behind).sort(block.records)
+        unreadable = outcome.unreadable
+        for table, rows in outcome.rows.items():
             if table is not main:
-                bad += self._take(table, block, rows, told=None)
-        own = found.rows.get(main, [])
-        if bad:  # whatever cannot be read is told of at once, before the table says that the block is done
-            bad += self._bad(main, block, own)
-            self._tell(block, bad)
-            gone = {record.offset for record, _ in bad}
-            own = [row for row in own if row[0] not in gone]
-        if late := self._take(main, block, own, told=partial(self._tell, block)):
-            bad += late
-            gone = {record.offset for record, _ in late}
-            own = [row for row in own if row[0] not in gone]
+                unreadable += self._take(table, block, rows, report=None)
+        main_rows = outcome.rows.get(main, [])
+        if unreadable:  # whatever cannot be read is told of at once, before the table says that the block is done
+            unreadable += self._find_unreadable(main, block, main_rows)
+            self._tell(block, unreadable)
+            offsets = {record.offset for record, _ in unreadable}
+            main_rows = [row for row in main_rows if row[0] not in offsets]
+        if refusals := self._take(main, block, main_rows, report=partial(self._tell, block)):
+            unreadable += refusals
+            offsets = {record.offset for record, _ in refusals}
+            main_rows = [row for row in main_rows if row[0] not in offsets]
         self._have[main.name, block.topic, block.part] = block.until - 1
-        if self.rows > before or bad:
-            self._proofs.append(Proof.of(main.name, block, [row for _, row in own]))
+        if self.rows > before or unreadable:
+            self._proofs.append(Proof.of(main.name, block, [row for _, row in main_rows]))
 
     def _take(
         self,
         table: RecordTable,
         block: Block,
         rows: Sequence[tuple[int, bytes]],
-        told: Callable[[list[tuple[Record, str]]], None] | None,
+        report: Callable[[list[tuple[Record, str]]], None] | None,
     ) -> list[tuple[Record, str]]:
-        """Insert those rows of a block that a table lacks; gives what cannot be read, which `told` hears of before the
-        others are in."""
+        """Insert those rows of a block that a table lacks; gives what cannot be read, which `report` hears of before
+        the others are in."""
         last = self._have.get((table.name, block.topic, block.part), -1)
         rows = [row for row in rows if row[0] > last]
         if not rows:
             return []
-        bad: list[tuple[Record, str]] = []
+        unreadable: list[tuple[Record, str]] = []
         faults.point("warehouse.before_insert")
         try:
             self._insert(table, block, rows)
         except WarehouseTaken:
             raise
         except WarehouseError:
-            bad = self._bad(table, block, rows)
-            if not bad:
+            unreadable = self._find_unreadable(table, block, rows)
+            if not unreadable:
                 raise
-            if told is not None:
-                told(bad)
-            gone = {record.offset for record, _ in bad}
-            rows = [row for row in rows if row[0] not in gone]
+            if report is not None:
+                report(unreadable)
+            offsets = {record.offset for record, _ in unreadable}
+            rows = [row for row in rows if row[0] not in offsets]
             if rows:
                 self._insert(table, block, rows)
         faults.point("warehouse.after_insert")
         if rows:
             self._have[table.name, block.topic, block.part] = rows[-1][0]
         self.rows += len(rows)
-        return bad
+        return unreadable
 
     def _insert(self, table: RecordTable, block: Block, rows: Sequence[tuple[int, bytes]]) -> None:
         frame = make_frame(table, block.topic, block.part, [row for _, row in rows])
         self._send((block.topic, block.part), frame.into, frame.pieces, f"{table.name}-{rows[0][0]}")
 
-    def _send(self, where: Where, into: Insertion, pieces: Sequence[bytes], what: str) -> None:
+    def _send(self, where: Where, into: Insertion, pieces: Sequence[bytes], suffix: str) -> None:
         """Insert rows of a partition, while it is this process's."""
-        if self._store.shared:
+        if self._store.is_shared:
             into = replace(into, where=f"{self._fences[where].condition} AND {into.where}")
         self._doubtful.add(where)
-        self._store.insert(into, pieces, f"{named(where)}{what}-{self._id}")
+        self._store.insert(into, pieces, f"{insert_prefix(where)}{suffix}-{self._id}")
         self._doubtful.discard(where)
 
-    def _bad(self, table: RecordTable, block: Block, rows: Sequence[tuple[int, bytes]]) -> list[tuple[Record, str]]:
+    def _find_unreadable(
+        self, table: RecordTable, block: Block, rows: Sequence[tuple[int, bytes]]
+    ) -> list[tuple[Record, str]]:
         """Which of these rows no table can take, found without writing any."""
 
         def attempt(some: Sequence[tuple[int, bytes]]) -> None:
             frame = make_frame(table, block.topic, block.part, [row for _, row in some], dry=True)
-            self._store.insert(frame.into, frame.pieces, f"{named((block.topic, block.part))}dry-{self._id}")
+            self._store.insert(frame.into, frame.pieces, f"{insert_prefix((block.topic, block.part))}dry-{self._id}")
 
         records = {record.offset: record for record in block.records}
         return [(records[offset], reason) for offset, reason in undecodable(rows, attempt, records, self._behind)]
 
-    def _tell(self, block: Block, bad: list[tuple[Record, str]]) -> None:
+    def _tell(self, block: Block, unreadable: list[tuple[Record, str]]) -> None:
         """Name what cannot be read."""
         last = self._have.get((UNREADABLE, block.topic, block.part), -1)
-        new = sorted((each for each in bad if each[0].offset > last), key=lambda each: each[0].offset)
-        if not new:
+        news = sorted((pair for pair in unreadable if pair[0].offset > last), key=lambda pair: pair[0].offset)
+        if not news:
             return
-        for record, reason in new:
+        for record, reason in news:
             log.error("%s[%d]@%d is passed over: %s", record.topic, record.partition, record.offset, reason)
-        self._send((block.topic, block.part), *unreadable_rows(new), f"{UNREADABLE}-{new[0][0].offset}")
-        self._have[UNREADABLE, block.topic, block.part] = new[-1][0].offset
+        self._send((block.topic, block.part), *unreadable_rows(news), f"{UNREADABLE}-{news[0][0].offset}")
+        self._have[UNREADABLE, block.topic, block.part] = news[-1][0].offset
         faults.point("warehouse.after_unreadable")
 
     def _prove(self) -> None:

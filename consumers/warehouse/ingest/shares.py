@@ -68,16 +68,16 @@ class GroupShares(Shares):
         if self._member is None:
             self._slots = self._bus.partitions(self._topic)
             self._member = self._bus.member(
-                self._group, self._topic, client_id=self._client_id, on_assign=self._assigned
+                self._group, self._topic, client_id=self._client_id, on_assign=self._on_assign
             )
         while self._member.poll(DRAIN, timeout_s):  # whatever is fetched here is read again by its place
             timeout_s = 0.0
         if self._fresh:
-            self._member.pause(self._member.assigned())
+            self._member.pause(self._member.assignment())
             self._fresh = False
-        mine = frozenset(self._member.assigned())
-        changed, self._mine = mine != self._mine, mine
-        return changed
+        partitions = frozenset(self._member.assignment())
+        has_changed, self._mine = partitions != self._mine, partitions
+        return has_changed
 
     def has(self, topic: str, part: int) -> bool:
         return self._slots > 0 and slot_of(topic, part, self._slots) in self._mine
@@ -87,7 +87,7 @@ class GroupShares(Shares):
         if member is not None:
             member.close()
 
-    def _assigned(self, partitions: set[int]) -> Mapping[int, int]:
+    def _on_assign(self, partitions: set[int]) -> Mapping[int, int]:
         self._fresh = True
         return dict.fromkeys(partitions, LATEST)
 

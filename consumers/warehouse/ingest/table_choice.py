@@ -42,7 +42,7 @@ class TableChooser:
 
     def sort(self, records: list[Record]) -> TableRow:
         """Rows of records. Raises StorageError where the bytes behind a claim cannot be had now."""
-        found = TableRow()
+        outcome = TableRow()
         for record in records:
             value = record.value
             try:
@@ -55,12 +55,12 @@ class TableChooser:
                 raise
             except UnknownSchema as error:
                 reason = f"{error}; after an upgrade `millrace warehouse rebuild` takes it in"
-                found.unreadable.append((record, reason))
+                outcome.unreadable.append((record, reason))
             except (SchemaError, ClaimError) as error:
-                found.unreadable.append((record, str(error)))
+                outcome.unreadable.append((record, str(error)))
             else:
-                found.rows.setdefault(table, []).append((record.offset, row))
-        return found
+                outcome.rows.setdefault(table, []).append((record.offset, row))
+        return outcome
 
     def _row(self, record: Record, value: bytes) -> tuple[RecordTable, bytes]:
         table = self._heads.get(value[: codec.HEAD])
@@ -108,5 +108,5 @@ def kind_of(topic: str) -> str | None:
         return next((kind for kind in TURNS if f".{rest}".endswith(f".{kind.partition('.')[2]}")), None)
     if first == "changelog":
         return None
-    own = topic.rpartition(".")[2]
-    return own if own in HOLDS else None
+    name = topic.rpartition(".")[2]
+    return name if name in HOLDS else None

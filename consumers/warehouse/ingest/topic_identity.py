@@ -18,7 +18,7 @@ from millrace.consumers.warehouse.store.tables import LOG
 from millrace.infra.log.base import Bus, Place, Record
 from millrace.infra.log.topics import logical_name
 
-COMPACTED = "workers"
+COMPACT_TOPIC = "workers"
 """the one topic whose older records the log itself gives up"""
 
 
@@ -51,7 +51,7 @@ def tips(store: Store, namespace: str) -> Mapping[Where, Tip]:
     return {(topic, part): Tip(last, digest) for topic, part, last, digest in rows}
 
 
-def topic_was_recreated(bus: Bus, where: Where, position: int, tip: Tip | None) -> str:
+def recreation_reason(bus: Bus, where: Where, position: int, tip: Tip | None) -> str:
     """Why a partition, of which rows are there below `position`, is another one than they came from; empty where it is
     the same, or nobody can tell."""
     topic, part = where
@@ -62,6 +62,6 @@ def topic_was_recreated(bus: Bus, where: Where, position: int, tip: Tip | None) 
         return ""
     (record,) = bus.fetch([Place(topic, part, tip.offset)])
     if record is None:
-        forgotten = logical_name(topic) == COMPACTED or tip.offset < bus.starts(topic)[part]  # meanwhile
-        return "" if forgotten else f"has no record at offset {tip.offset}, where a row came from"
+        is_forgotten = logical_name(topic) == COMPACT_TOPIC or tip.offset < bus.starts(topic)[part]  # meanwhile
+        return "" if is_forgotten else f"has no record at offset {tip.offset}, where a row came from"
     return "" if tip_of(record) == tip.digest else f"holds another record at offset {tip.offset} than a row came from"

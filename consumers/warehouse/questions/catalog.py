@@ -31,7 +31,7 @@ class Parameter:
     doc: str
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether only whole numbers will do."""
         return "Int" in self.type
 
@@ -59,33 +59,33 @@ def questions() -> Mapping[str, Question]:
 
 
 def _question(name: str, doc: str, more: str, names: Mapping[str, str], sql: str) -> Question:
-    parameters = tuple(_parameter(head, told) for head, told in names.items())
-    documented = {(each.name, each.type) for each in parameters}
-    if set(_USED.findall(sql)) != documented:
+    parameters = tuple(_parameter(head, text) for head, text in names.items())
+    documentation = {(parameter.name, parameter.type) for parameter in parameters}
+    if set(_USED.findall(sql)) != documentation:
         raise ValueError(f"question {name} uses other parameters than it documents")
     return Question(name, doc, more, parameters, sql)
 
 
-def _parameter(head: str, told: str) -> Parameter:
+def _parameter(head: str, doc: str) -> Parameter:
     name, _, rest = head.partition(" ")
-    kind, given, default = rest.partition(" = ")
-    return Parameter(name, kind, default.strip("'") if given else None, told)
+    kind, equals, default = rest.partition(" = ")
+    return Parameter(name, kind, default.strip("'") if equals else None, doc)
 
 
-def values(asked: Question, given: Mapping[str, str]) -> dict[str, str]:
+def values(question: Question, arguments: Mapping[str, str]) -> dict[str, str]:
     """A value for every parameter, as text. Raises QuestionError for one that is missing, unknown or no number."""
-    unknown = set(given) - {parameter.name for parameter in asked.parameters}
+    unknown = set(arguments) - {parameter.name for parameter in question.parameters}
     if unknown:
-        flags = ", ".join(parameter.flag for parameter in asked.parameters) or "none"
-        raise QuestionError(f"{asked.name} takes no {', '.join(sorted(unknown))}; its parameters: {flags}")
-    found = {}
-    for parameter in asked.parameters:
-        value = given.get(parameter.name, parameter.default)
+        flags = ", ".join(parameter.flag for parameter in question.parameters) or "none"
+        raise QuestionError(f"{question.name} takes no {', '.join(sorted(unknown))}; its parameters: {flags}")
+    texts = {}
+    for parameter in question.parameters:
+        value = arguments.get(parameter.name, parameter.default)
         if value is None:
-            raise QuestionError(f"{asked.name} needs {parameter.flag}: {parameter.doc}")
-        if parameter.whole and not re.fullmatch(
+            raise QuestionError(f"{question.name} needs {parameter.flag}: {parameter.doc}")
+        if parameter.is_integer and not re.fullmatch(
             r"-?[0-9]{1,18}" if parameter.type[0] == "I" else r"[0-9]{1,18}", value
         ):
             raise QuestionError(f"{parameter.flag} is a whole number ({parameter.doc}), not {value!r}")
-        found[parameter.name] = value
-    return found
+        texts[parameter.name] = value
+    return texts

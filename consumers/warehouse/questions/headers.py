@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 
-_NAMED = re.compile(r"([a-z]\w*(?: [^:]+)?): (.+)")
+_ENTRY = re.compile(r"([a-z]\w*(?: [^:]+)?): (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class File:
 def read(folder: str) -> dict[str, File]:
     """Every file of a folder of this package, by name, sorted."""
     place = files(__package__).joinpath(folder)
-    found = sorted(each.name for each in place.iterdir() if each.name.endswith(".sql"))
+    names = sorted(file.name for file in place.iterdir() if file.name.endswith(".sql"))
     return {
         name.removesuffix(".sql"): parse(name.removesuffix(".sql"), place.joinpath(name).read_text("utf-8"))
-        for name in found
+        for name in names
     }
 
 
@@ -47,17 +47,17 @@ def parse(name: str, text: str) -> File:
     names: dict[str, str] = {}
     last = ""
     for line in lines[:end]:
-        told = line.removeprefix("--")
-        named = _NAMED.fullmatch(told.strip())
-        if told.startswith("     ") and last:
-            names[last] += f" {told.strip()}"
-        elif named and words and not words[-1]:
-            last = named[1]
-            names[last] = named[2]
+        comment = line.removeprefix("--")
+        entry = _ENTRY.fullmatch(comment.strip())
+        if comment.startswith("     ") and last:
+            names[last] += f" {comment.strip()}"
+        elif entry and words and not words[-1]:
+            last = entry[1]
+            names[last] = entry[2]
             words.append("")
         else:
             last = ""
-            words.append(told.strip())
+            words.append(comment.strip())
     doc, *more = words or [""]
     if not doc.endswith("."):
         raise ValueError(f"{name}.sql must begin with a comment that says what it is in a sentence")

@@ -17,15 +17,15 @@ NEWEST = "SELECT policy, max(version) AS newest FROM millrace_log.weights GROUP 
 
 def check(asking: Asking, question: Question, values: Mapping[str, str]) -> None:
     """Raises QuestionError for a version that its policy does not have, or a policy without any."""
-    wanted = [int(values[each.name]) for each in question.parameters if each.name in VERSIONS]
-    if not wanted:
+    versions = [int(values[parameter.name]) for parameter in question.parameters if parameter.name in VERSIONS]
+    if not versions:
         return
-    found = asking.table(NEWEST).to_pydict()
-    newest = dict(zip(found.get("policy", ()), found.get("newest", ()), strict=True))
+    columns = asking.table(NEWEST).to_pydict()
+    newest = dict(zip(columns.get("policy", ()), columns.get("newest", ()), strict=True))
     policy = values[POLICY]
     if policy not in newest:
         there = f"there are {', '.join(newest)}: --policy names one" if newest else "nor has any other policy yet"
         raise QuestionError(f"policy {policy} has no version in the warehouse; {there}")
-    for version in wanted:
+    for version in versions:
         if version > newest[policy]:
             raise QuestionError(f"policy {policy} has no version {version}, the newest is {newest[policy]}")

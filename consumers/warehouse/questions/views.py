@@ -13,7 +13,7 @@ from functools import cache
 from typing import Protocol
 
 from millrace.consumers.warehouse.questions.headers import File, read
-from millrace.consumers.warehouse.store.columns import quoted, text
+from millrace.consumers.warehouse.store.columns import backtick, text
 from millrace.consumers.warehouse.store.tables import VIEWS
 
 LATER = ("samples", "staleness", "groups", "waits", "costs")
@@ -31,19 +31,19 @@ class Tables(Protocol):
 @cache
 def views() -> tuple[File, ...]:
     """Every view, in an order in which they can be made."""
-    found = read("views")
-    return (*(view for name, view in found.items() if name not in LATER), *(found[name] for name in LATER))
+    files = read("views")
+    return (*(view for name, view in files.items() if name not in LATER), *(files[name] for name in LATER))
 
 
 def install(store: Tables) -> None:
     """Make every view, and drop those of former releases. Raises WarehouseError."""
-    known = {view.name for view in views()}
+    names = {view.name for view in views()}
     for (name,) in store.rows(f"SELECT name FROM system.tables WHERE database = {text(VIEWS)}", database=VIEWS):
-        if name not in known:
-            store.run(f"DROP VIEW IF EXISTS {quoted(str(name))}", VIEWS)
+        if name not in names:
+            store.run(f"DROP VIEW IF EXISTS {backtick(str(name))}", VIEWS)
     for view in views():
-        described = store.rows(f"DESCRIBE TABLE ({view.sql})", database=VIEWS)
-        store.run(creation(view, {str(name): str(kind) for name, kind, *_ in described}), VIEWS)
+        columns = store.rows(f"DESCRIBE TABLE ({view.sql})", database=VIEWS)
+        store.run(creation(view, {str(name): str(kind) for name, kind, *_ in columns}), VIEWS)
 
 
 def creation(view: File, types: dict[str, str]) -> str:
@@ -51,10 +51,10 @@ def creation(view: File, types: dict[str, str]) -> str:
     if list(types) != list(view.names):
         differing = sorted(set(types) ^ set(view.names)) or "their order"
         raise ValueError(f"view {view.name} documents other columns than it has: {differing}")
-    columns = ",\n  ".join(_defined(view, types))
-    return f"CREATE OR REPLACE VIEW {quoted(view.name)} (\n  {columns}\n) AS {view.sql}\nCOMMENT {text(view.doc)}"
+    columns = ",\n  ".join(_definitions(view, types))
+    return f"CREATE OR REPLACE VIEW {backtick(view.name)} (\n  {columns}\n) AS {view.sql}\nCOMMENT {text(view.doc)}"
 
 
-def _defined(view: File, types: dict[str, str]) -> Iterator[str]:
+def _definitions(view: File, types: dict[str, str]) -> Iterator[str]:
     for name, kind in types.items():
-        yield f"{quoted(name)} {kind} COMMENT {text(view.names[name])}"
+        yield f"{backtick(name)} {kind} COMMENT {text(view.names[name])}"

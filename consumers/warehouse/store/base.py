@@ -18,11 +18,11 @@ from typing import Any, Self, cast
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import Error as DriverError
 
-from millrace.consumers.warehouse.store.columns import quoted
+from millrace.consumers.warehouse.store.columns import backtick
 from millrace.consumers.warehouse.store.tables import LOG, VIEWS
 from millrace.infra.errors import WarehouseError, WarehouseTaken
 
-REFUSED = "another warehouse process has taken this partition over"
+REFUSAL = "another warehouse process has taken this partition over"
 """what an insert fails with whose process has lost its partition"""
 MOST = 2000
 """characters of what is told of an engine's refusal"""
@@ -60,9 +60,9 @@ class Insertion:
     def sql(self, source: str) -> str:
         """The statement that reads `source`, a table function."""
         settings = ", ".join(f"{name} = {value}" for name, value in ONE_PART.items())
-        listed = f" ({', '.join(map(quoted, self.columns))})" if self.columns else ""
+        columns = f" ({', '.join(map(backtick, self.columns))})" if self.columns else ""
         return (
-            f"INSERT INTO {self.table}{listed} SELECT {', '.join(self.values)} FROM {source} WHERE {self.where}"
+            f"INSERT INTO {self.table}{columns} SELECT {', '.join(self.values)} FROM {source} WHERE {self.where}"
             f" SETTINGS {settings}"
         )
 
@@ -72,7 +72,7 @@ class Store(ABC):
 
     where: str
     """directory or URL, for messages"""
-    shared = False
+    is_shared = False
     """whether other processes may write to the same tables"""
 
     @abstractmethod
@@ -92,22 +92,22 @@ class Store(ABC):
     def close(self) -> None:
         """Let go of it. Idempotent."""
 
-    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+    def borrow(self, database: str = VIEWS) -> AbstractContextManager[Client]:
         """A handle for one call, which it may share with others."""
         return self.client(database)
 
     def rows(self, sql: str, parameters: Mapping[str, Any] | None = None, database: str = LOG) -> list[tuple[Any, ...]]:
         """Rows of a query. Raises WarehouseError."""
-        with self.borrowed(database) as client:
+        with self.borrow(database) as client:
             try:
-                found = client.query(sql, parameters=dict(parameters or {}))
-                return cast("list[tuple[Any, ...]]", found.result_rows)
+                answer = client.query(sql, parameters=dict(parameters or {}))
+                return cast("list[tuple[Any, ...]]", answer.result_rows)
             except DriverError as error:
                 raise failure(f"{self.where} refuses a query", error) from error
 
     def run(self, sql: str, database: str = "default") -> None:
         """Run a statement without an answer. Raises WarehouseError."""
-        with self.borrowed(database) as client:
+        with self.borrow(database) as client:
             try:
                 client.command(sql)
             except DriverError as error:
@@ -116,7 +116,7 @@ class Store(ABC):
     def prepare(self) -> None:
         """Make the two databases where they are not."""
         for database in (LOG, VIEWS):
-            self.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
+            self.run(f"CREATE DATABASE IF NOT EXISTS {backtick(database)}")
 
     def __enter__(self) -> Self:
         return self
@@ -126,15 +126,15 @@ class Store(ABC):
 
 
 CODE = re.compile(r"[Cc]ode: (\d+)")
-FULL = re.compile(r"No space left on device|[Cc]ode: 243\b")
+DISK_FULL = re.compile(r"No space left on device|[Cc]ode: 243\b")
 
 
-def failure(what: str, error: Exception) -> WarehouseError:
+def failure(refusal: str, error: Exception) -> WarehouseError:
     """The error for what the engine refused, with its code where it names one."""
     # What the engine quotes of a record need not be text.
-    said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
-    found = CODE.search(said)
-    if FULL.search(said):
-        what = f"{what}, as its disk is full: make room, then it goes on"
-    kind = WarehouseTaken if REFUSED in said else WarehouseError
-    return kind(f"{what}: {said[:MOST]}", int(found.group(1)) if found else 0)
+    message = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+    code = CODE.search(message)
+    if DISK_FULL.search(message):
+        refusal = f"{refusal}, as its disk is full: make room, then it goes on"
+    kind = WarehouseTaken if REFUSAL in message else WarehouseError
+    return kind(f"{refusal}: {message[:MOST]}", int(code.group(1)) if code else 0)

@@ -41,7 +41,7 @@ TEXT = frozenset(
     ("request", "response", "content", "task", "output", "arguments", "critique", "text", "summary", "config")
 )
 """names of string fields that are long"""
-PLAIN = {
+SCALARS = {
     "string": "String",
     "bytes": "String",
     "int": "Int32",
@@ -72,27 +72,27 @@ class Column:
     @property
     def definition(self) -> str:
         """As it stands in CREATE TABLE and ADD COLUMN."""
-        return f"{quoted(self.name)} {self.type} CODEC({self.codec}) COMMENT {text(self.doc)}"
+        return f"{backtick(self.name)} {self.type} CODEC({self.codec}) COMMENT {text(self.doc)}"
 
 
-def quoted(name: str) -> str:
+def backtick(name: str) -> str:
     """A name in SQL."""
     return f"`{name}`"
 
 
 def text(value: str) -> str:
     """A string in SQL."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    body = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{body}'"
 
 
 def columns_of(record: str) -> tuple[Column, ...]:
     """The columns of a record, in the order of its fields; an event's body has those of every kind behind them."""
-    found = list(_fields(record, path="", name="", nullable=False, skip=("body",) if record == "Event" else ()))
+    columns = list(_fields(record, path="", name="", nullable=False, skip=("body",) if record == "Event" else ()))
     if record == "Event":
         for kind, body in BODIES.items():
-            found += _fields(body, path=f"body.{body}.", name=f"{kind}_", nullable=False)
-    return tuple(found)
+            columns += _fields(body, path=f"body.{body}.", name=f"{kind}_", nullable=False)
+    return tuple(columns)
 
 
 def _fields(record: str, *, path: str, name: str, nullable: bool, skip: tuple[str, ...] = ()) -> Iterator[Column]:
@@ -110,22 +110,22 @@ def _columns(field: Schema, path: str, name: str, nullable: bool) -> Iterator[Co
             path += f".{kind.removeprefix(NAMESPACE + '.')}"
     match kind:
         case {"type": "array", "items": str(items)} if _is_record(items):
-            yield from _nested(items, path, name)
+            yield from _nested_columns(items, path, name)
         case str() if _is_record(kind) and kind != f"{NAMESPACE}.Array":
             yield from _fields(kind.removeprefix(NAMESPACE + "."), path=f"{path}.", name=f"{name}_", nullable=nullable)
         case str() if kind == f"{NAMESPACE}.Array":
             dtype = dtype_of(doc)
             reads = ((f"{path}.dtype", "String"), (f"{path}.data", "String"))
-            value = _numbers(dtype, quoted(f"{path}.dtype"), quoted(f"{path}.data"))
+            value = _numbers(dtype, backtick(f"{path}.dtype"), backtick(f"{path}.data"))
             yield Column(name, f"Array({NUMBERS[dtype]})", doc, reads=reads, value=value)
         case _:
-            plain = _plain(kind, doc, leaf, nullable)
-            stored = f"LowCardinality({plain})" if _is_low(kind, leaf) else plain
-            codec = "Delta, ZSTD(1)" if stored == MICROS else "ZSTD(3)" if leaf in TEXT else "ZSTD(1)"
-            yield Column(name, stored, doc, codec, ((path, plain),), quoted(path))
+            scalar = _scalar_type(kind, doc, leaf, nullable)
+            column_type = f"LowCardinality({scalar})" if _is_low(kind, leaf) else scalar
+            codec = "Delta, ZSTD(1)" if column_type == MICROS else "ZSTD(3)" if leaf in TEXT else "ZSTD(1)"
+            yield Column(name, column_type, doc, codec, ((path, scalar),), backtick(path))
 
 
-def _nested(record: str, path: str, name: str) -> Iterator[Column]:
+def _nested_columns(record: str, path: str, name: str) -> Iterator[Column]:
     """One array a field, of a list of records that is read as a whole."""
     reads = ((path, f"Array({_tuple(record)})"),)
     for field in schema_of(record)["fields"]:
@@ -133,18 +133,18 @@ def _nested(record: str, path: str, name: str) -> Iterator[Column]:
         if kind == f"{NAMESPACE}.Array":
             dtype = dtype_of(field["doc"])
             inner = f"Array({NUMBERS[dtype]})"
-            value = f"arrayMap(x -> {_numbers(dtype, f'x.{leaf}.dtype', f'x.{leaf}.data')}, {quoted(path)})"
+            value = f"arrayMap(x -> {_numbers(dtype, f'x.{leaf}.dtype', f'x.{leaf}.data')}, {backtick(path)})"
         else:
             inner = _inner(kind, field["doc"])
             inner = f"LowCardinality({inner})" if _is_low(kind, leaf) else inner
-            value = f"tupleElement({quoted(path)}, {text(leaf)})"
+            value = f"tupleElement({backtick(path)}, {text(leaf)})"
         yield Column(f"{name}.{leaf}", f"Array({inner})", field["doc"], reads=reads, value=value)
 
 
 def _tuple(record: str) -> str:
     """A record inside a list, as it is read."""
     fields = schema_of(record)["fields"]
-    inner = (f"{quoted(field['name'])} {_inner(field['type'], field['doc'])}" for field in fields)
+    inner = (f"{backtick(field['name'])} {_inner(field['type'], field['doc'])}" for field in fields)
     return f"Tuple({', '.join(inner)})"
 
 
@@ -158,45 +158,45 @@ def _inner(kind: Schema, doc: str, nullable: bool = False) -> str:
         case str() if _is_record(kind):
             return _tuple(kind)
         case _:
-            return _plain(kind, doc, "", nullable)
+            return _scalar_type(kind, doc, "", nullable)
 
 
-def _plain(kind: Schema, doc: str, leaf: str, nullable: bool) -> str:
+def _scalar_type(kind: Schema, doc: str, leaf: str, nullable: bool) -> str:
     """The type of a value that is no record, as it is read."""
     match kind:
         case {"type": "array", "items": items}:
-            return f"Array({_plain(items, '', '', False)})"
+            return f"Array({_scalar_type(items, '', '', False)})"
         case {"type": "map", "values": values}:
-            return f"Map(String, {_plain(values, '', '', False)})"
+            return f"Map(String, {_scalar_type(values, '', '', False)})"
         case "long" if doc.startswith("micros"):
-            found = MICROS
+            scalar = MICROS
         case _:
-            found = PLAIN.get(kind, "String")  # what is left is an enum
-    return f"Nullable({found})" if nullable else found
+            scalar = SCALARS.get(kind, "String")  # what is left is an enum
+    return f"Nullable({scalar})" if nullable else scalar
 
 
-def _numbers(dtype: str, named: str, data: str) -> str:
-    """SQL of the numbers in `data`, whose dtype `named` says; another one than the schema's is converted."""
-    wanted = f"reinterpret({data}, 'Array({NUMBERS[dtype]})')"
-    others = ", ".join(
-        f"{named} = '{other}', CAST(reinterpret({data}, 'Array({kind})'), 'Array({NUMBERS[dtype]})')"
-        for other, kind in NUMBERS.items()
-        if other != dtype
+def _numbers(dtype: str, tag: str, data: str) -> str:
+    """SQL of the numbers in `data`, whose dtype `tag` says; another one than the schema's is converted."""
+    reading = f"reinterpret({data}, 'Array({NUMBERS[dtype]})')"
+    conversions = ", ".join(
+        f"{tag} = '{source}', CAST(reinterpret({data}, 'Array({kind})'), 'Array({NUMBERS[dtype]})')"
+        for source, kind in NUMBERS.items()
+        if source != dtype
     )
-    return f"multiIf({named} = '{dtype}', {wanted}, {others}, [])"
+    return f"multiIf({tag} = '{dtype}', {reading}, {conversions}, [])"
 
 
 def dtype_of(doc: str) -> str:
     """The dtype of a numeric array, with which its documentation begins."""
-    found = DTYPE.match(doc)
-    assert found, f"the documentation of a numeric array begins with its dtype: {doc!r}"
-    return found.group()
+    match = DTYPE.match(doc)
+    assert match, f"the documentation of a numeric array begins with its dtype: {doc!r}"
+    return match.group()
 
 
 def _of_union(kind: list[Schema]) -> Schema:
     """What a field holds that may be null."""
-    others = [each for each in kind if each != "null"]
-    (only,) = others  # the schemas have no other unions
+    branches = [branch for branch in kind if branch != "null"]
+    (only,) = branches  # the schemas have no other unions
     return only
 
 

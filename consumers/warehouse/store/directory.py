@@ -79,18 +79,18 @@ class TableDirectory(Store):
             ) from error
 
     def client(self, database: str = VIEWS) -> Client:
-        found = clickhouse_connect.get_client(
+        session = clickhouse_connect.get_client(
             interface="chdb", path=str(self._path / "data"), database=database, chdb_options=self._options
         )
-        self._clients.add(found)
-        return found
+        self._clients.add(session)
+        return session
 
-    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+    def borrow(self, database: str = VIEWS) -> AbstractContextManager[Client]:
         """One of this thread and a database: a new one asks the engine for every setting that it has."""
-        kept = self._kept.__dict__
-        if database not in kept:
-            kept[database] = self.client(database)
-        return nullcontext(kept[database])
+        clients = self._kept.__dict__
+        if database not in clients:
+            clients[database] = self.client(database)
+        return nullcontext(clients[database])
 
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         file = os.memfd_create("block")
@@ -128,10 +128,10 @@ class TableDirectory(Store):
     def _refuse_newer(self) -> None:
         """Raises WarehouseError for tables of a newer engine."""
         with suppress(FileNotFoundError):
-            found = (self._path / "engine").read_text()
-            if _numbers(found) > _numbers(chdb.engine_version):
+            version = (self._path / "engine").read_text()
+            if _numbers(version) > _numbers(chdb.engine_version):
                 raise WarehouseError(
-                    f"the tables in {self.where} were written by ClickHouse {found}, and this one is "
+                    f"the tables in {self.where} were written by ClickHouse {version}, and this one is "
                     f"{chdb.engine_version}: upgrade chdb-core, or give this release a [warehouse] home of its own"
                 )
 
@@ -141,10 +141,10 @@ class TableDirectory(Store):
         shutil.rmtree(tmp, ignore_errors=True)
         tmp.mkdir(mode=0o700)
         tempfile.tempdir = str(tmp)  # clients of the engine write what they insert there
-        known = self._path / "users.xml"
-        durable.write(known, users())
+        users_file = self._path / "users.xml"
+        durable.write(users_file, users())
         limits: dict[str, Any] = {
-            "users_config": known,
+            "users_config": users_file,
             "max_server_memory_usage": memory_mb * MB,
             "mark_cache_size": memory_mb * MB // 16,
             "index_mark_cache_size": memory_mb * MB // 64,

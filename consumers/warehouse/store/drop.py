@@ -27,10 +27,12 @@ def drop(store: Store, namespace: str) -> None:
     """Drop the tables, or where other namespaces use them, the rows of this one. May be cut short, and done again."""
     wait_for_deletes(store)
     tables = in_order(there(store))
-    others = any(store.rows(f"SELECT 1 FROM {LOG}.{name} WHERE NOT {of(namespace)} LIMIT 1") for name in users(store))
+    has_others = any(
+        store.rows(f"SELECT 1 FROM {LOG}.{name} WHERE NOT {of(namespace)} LIMIT 1") for name in users(store)
+    )
     for name in tables:
         faults.point("rebuild.before_drop")
-        if others:
+        if has_others:
             store.run(f"ALTER TABLE {LOG}.{name} DELETE WHERE {of(namespace)} SETTINGS mutations_sync = 2")
         else:
             store.run(f"DROP TABLE IF EXISTS {LOG}.{name} SYNC")
@@ -45,13 +47,13 @@ def wait_for_deletes(store: Store) -> None:
         f"SELECT table, mutation_id, latest_fail_reason FROM system.mutations WHERE database = {text(LOG)}"
         " AND NOT is_done AND table != 'fences'"
     )
-    while found := store.rows(running):
+    while mutations := store.rows(running):
         if time.monotonic() > until:
-            table, mutation, reason = found[0]
-            which = f"database = {text(LOG)} AND table = {text(table)} AND mutation_id = {text(mutation)}"
+            table, mutation, reason = mutations[0]
+            condition = f"database = {text(LOG)} AND table = {text(table)} AND mutation_id = {text(mutation)}"
             raise WarehouseError(
                 f"{store.where} has not ended deleting rows of {LOG}.{table}{reason and f' ({reason})'}: wait, or end"
-                f" it (KILL MUTATION WHERE {which}), then `millrace warehouse rebuild`"
+                f" it (KILL MUTATION WHERE {condition}), then `millrace warehouse rebuild`"
             )
         time.sleep(LOOK_S)
 
@@ -63,12 +65,12 @@ def in_order(names: list[str]) -> list[str]:
 
 def there(store: Store) -> list[str]:
     """Tables that say something of records: those that hold some, and `blocks`."""
-    return [*record_tables(store), *_named(store, "blocks")]
+    return [*record_tables(store), *_find_table(store, "blocks")]
 
 
 def users(store: Store) -> list[str]:
     """Tables with a row of whoever uses the store: a process that has brought in nothing yet has a fence."""
-    return [*there(store), *_named(store, "fences")]
+    return [*there(store), *_find_table(store, "fences")]
 
 
 def record_tables(store: Store) -> list[str]:
@@ -79,7 +81,7 @@ def record_tables(store: Store) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _named(store: Store, table: str) -> list[str]:
+def _find_table(store: Store, table: str) -> list[str]:
     """A table's name, if it is there."""
     rows = store.rows(f"SELECT name FROM system.tables WHERE database = {text(LOG)} AND name = {text(table)}")
     return [name for (name,) in rows]

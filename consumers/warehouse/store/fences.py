@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from millrace.consumers.warehouse.store.base import REFUSED, Store
+from millrace.consumers.warehouse.store.base import REFUSAL, Store
 from millrace.consumers.warehouse.store.columns import text
 from millrace.consumers.warehouse.store.tables import LOG
 
@@ -42,15 +42,15 @@ class Fence:
 
     @property
     def condition(self) -> str:
-        """SQL that fails, with `REFUSED`, once another holder is the newest."""
+        """SQL that fails, with `REFUSAL`, once another holder is the newest."""
         newest = (
             f"(SELECT argMax(holder, (epoch, holder)) FROM {LOG}.fences"
             f" WHERE topic = {text(self.topic)} AND part = {self.part})"
         )
-        return f"throwIf({newest} != {text(self.holder)}, {text(REFUSED)}) = 0"
+        return f"throwIf({newest} != {text(self.holder)}, {text(REFUSAL)}) = 0"
 
 
-def named(where: Where) -> str:
+def insert_prefix(where: Where) -> str:
     """What the ids of all inserts of a partition begin with."""
     topic, part = where
     return f"millrace-{topic}-{part}-"
@@ -61,19 +61,19 @@ def take_over(store: Store, holder: str, partitions: Collection[Where]) -> None:
     Raises WarehouseError where an insert of a former one does not end."""
     if not partitions:
         return
-    found = {
+    standings = {
         (topic, part): (int(epoch), int(count))
         for topic, part, epoch, count in store.rows(
             f"SELECT topic, part, max(epoch), count() FROM {LOG}.fences GROUP BY topic, part"
         )
     }
-    mine = {where: found.get(where, (0, 0))[0] + 1 for where in sorted(partitions)}
+    epochs = {where: standings.get(where, (0, 0))[0] + 1 for where in sorted(partitions)}
     rows = ", ".join(
-        f"({text(topic)}, {part}, {epoch}, {text(holder)}, now64(3))" for (topic, part), epoch in mine.items()
+        f"({text(topic)}, {part}, {epoch}, {text(holder)}, now64(3))" for (topic, part), epoch in epochs.items()
     )
     store.run(f"INSERT INTO {LOG}.fences (topic, part, epoch, holder, taken) SETTINGS async_insert = 0 VALUES {rows}")
-    store.settle([PROOFS, *map(named, partitions)])
-    former = [(where, epoch) for where, epoch in mine.items() if found.get(where, (0, 0))[1] >= MANY]
+    store.settle([PROOFS, *map(insert_prefix, partitions)])
+    former = [(where, epoch) for where, epoch in epochs.items() if standings.get(where, (0, 0))[1] >= MANY]
     for first in range(0, len(former), AT_ONCE):
         some = dict(former[first : first + AT_ONCE])
         store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE {older(some)} SETTINGS mutations_sync = 0")

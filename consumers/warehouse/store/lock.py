@@ -38,8 +38,8 @@ def lock(path: Path, url: str) -> int:
     except BlockingIOError:
         pid, where = _read(file)
         os.close(file)
-        asked = f"and answers at {where}: ask it there" if where else "and answers nobody: wait until it ends"
-        raise WarehouseHeld(f"process {pid} holds the warehouse in {path} {asked}", pid, where) from None
+        advice = f"and answers at {where}: ask it there" if where else "and answers nobody: wait until it ends"
+        raise WarehouseHeld(f"process {pid} holds the warehouse in {path} {advice}", pid, where) from None
     os.ftruncate(file, 0)
     os.pwrite(file, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
     return file
@@ -47,7 +47,7 @@ def lock(path: Path, url: str) -> int:
 
 def _read(file: int) -> tuple[int, str]:
     try:
-        found = json.loads(os.pread(file, 4096, 0))
-        return int(found["pid"]), str(found["url"])
+        content = json.loads(os.pread(file, 4096, 0))
+        return int(content["pid"]), str(content["url"])
     except (ValueError, KeyError, TypeError):
         return 0, ""

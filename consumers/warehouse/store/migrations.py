@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
 from millrace.consumers.warehouse.store.base import Store
-from millrace.consumers.warehouse.store.columns import Column, quoted, text
-from millrace.consumers.warehouse.store.tables import BLOCKS, FENCES, LOG, TABLES, UNREADABLE, created, own_tables
+from millrace.consumers.warehouse.store.columns import Column, backtick, text
+from millrace.consumers.warehouse.store.tables import BLOCKS, FENCES, LOG, TABLES, UNREADABLE, create_table, own_tables
 from millrace.infra.errors import WarehouseError
 
 VERSION = 1
@@ -30,27 +30,27 @@ def migrate(store: Store, steps: Mapping[int, Callable[[Store], None]] = STEPS, 
     """Make every database, table and column of this release that is not there. Raises WarehouseError for a store of a
     newer release."""
     store.prepare()
-    store.run(created("releases", RELEASES, ("version",), "which release made the tables so", by_month=False))
-    found = _found(store)
-    if found > target:
+    store.run(create_table("releases", RELEASES, ("version",), "which release made the tables so", by_month=False))
+    current = _tables_version(store)
+    if current > target:
         (release,) = store.rows(f"SELECT argMax(release, version) FROM {LOG}.releases")[0]
         raise WarehouseError(
-            f"the warehouse in {store.where} was written by Millrace {release} (tables of version {found}), and this "
+            f"the warehouse in {store.where} was written by Millrace {release} (tables of version {current}), and this "
             f"one knows version {target}: upgrade, or give this release a [warehouse] home of its own"
         )
     _refuse_unknown_columns(store)
     for statement in (*(table.create() for table in TABLES), *own_tables()):
         store.run(statement)
-    for number in range(found + 1, target + 1) if found else ():
+    for number in range(current + 1, target + 1) if current else ():
         if number in steps:
             steps[number](store)
         _note(store, number)
     _add_columns(store)
-    if not found:
+    if not current:
         _note(store, target)
 
 
-def _found(store: Store) -> int:
+def _tables_version(store: Store) -> int:
     """The version of the tables; 0 of a store without any."""
     return int(store.rows(f"SELECT max(version) FROM {LOG}.releases")[0][0])
 
@@ -60,23 +60,23 @@ def _note(store: Store, number: int) -> None:
     store.run(f"INSERT INTO {LOG}.releases SETTINGS async_insert = 0 VALUES ({number}, {release}, now64(3))")
 
 
-def _wanted() -> dict[str, tuple[Column, ...]]:
-    own = {"unreadable": UNREADABLE, "blocks": BLOCKS, "fences": FENCES}
-    return {**{table.name: table.columns for table in TABLES}, **own}
+def _target_columns() -> dict[str, tuple[Column, ...]]:
+    bookkeeping = {"unreadable": UNREADABLE, "blocks": BLOCKS, "fences": FENCES}
+    return {**{table.name: table.columns for table in TABLES}, **bookkeeping}
 
 
 def _columns(store: Store) -> dict[str, dict[str, str]]:
     """Types of the columns that are there, by table."""
-    found: dict[str, dict[str, str]] = {}
+    types: dict[str, dict[str, str]] = {}
     for table, name, kind in store.rows(f"SELECT table, name, type FROM system.columns WHERE database = {text(LOG)}"):
-        found.setdefault(table, {})[name] = kind
-    return found
+        types.setdefault(table, {})[name] = kind
+    return types
 
 
 def _refuse_unknown_columns(store: Store) -> None:
-    wanted, found = _wanted(), _columns(store)
-    for table, columns in wanted.items():
-        for name in found.get(table, {}):
+    targets, types = _target_columns(), _columns(store)
+    for table, columns in targets.items():
+        for name in types.get(table, {}):
             if name not in {column.name for column in columns}:
                 raise WarehouseError(
                     f"{LOG}.{table} in {store.where} has a column {name} that this release does not know: a newer one "
@@ -87,13 +87,13 @@ def _refuse_unknown_columns(store: Store) -> None:
 def _add_columns(store: Store) -> None:
     """Columns of fields that are new in the schemas. Raises WarehouseError for one whose type has changed."""
     there = _columns(store)
-    for table, columns in _wanted().items():
+    for table, columns in _target_columns().items():
         for column in columns:
             kind = there[table].get(column.name)
             if kind is None:
                 store.run(f"ALTER TABLE {LOG}.{table} ADD COLUMN IF NOT EXISTS {column.definition}")
             elif kind.replace(" ", "") != column.type.replace("`", "").replace(" ", ""):
                 raise WarehouseError(
-                    f"{LOG}.{table}.{quoted(column.name)} in {store.where} is a {kind}, and the schema makes it a "
+                    f"{LOG}.{table}.{backtick(column.name)} in {store.where} is a {kind}, and the schema makes it a "
                     f"{column.type}: `millrace warehouse rebuild` makes the tables anew from the log"
                 )

@@ -24,7 +24,7 @@ from millrace.schemas.ids import new_id
 
 OWNER = f"{LOG}.namespace"
 """a view of one row, which names it"""
-SMALL = ("blocks", "fences")
+SMALL_TABLES = ("blocks", "fences")
 """tables that name whoever brought rows in, and are read in no time"""
 
 
@@ -32,16 +32,18 @@ def claim(store: Store, namespace: str) -> None:
     """Have a server's tables belong to a namespace. Raises WarehouseError where they are another's, or several's."""
     store.prepare()
     owner = _owner(store)
-    found = namespaces(store, users(store) if owner is None else [name for name in users(store) if name in SMALL])
-    if owner is None and len(found) < 2:
-        first = next(iter(found), namespace)
+    names = namespaces(
+        store, users(store) if owner is None else [name for name in users(store) if name in SMALL_TABLES]
+    )
+    if owner is None and len(names) < 2:
+        first = next(iter(names), namespace)
         store.run(f"CREATE VIEW IF NOT EXISTS {OWNER} AS SELECT {text(first)} AS namespace")
     confirm(store, namespace)
-    if others := found - {namespace}:
+    if rivals := names - {namespace}:
         raise WarehouseError(
-            f"the tables at {store.where} hold rows of the namespaces {', '.join(sorted(found | {namespace}))}, and a "
+            f"the tables at {store.where} hold rows of the namespaces {', '.join(sorted(names | {namespace}))}, and a "
             f"server holds one: its views and its retention do not tell two apart. `millrace warehouse take"
-            f"{_froms(others)}` keeps those of {namespace} and deletes the others'; or give {namespace} a ClickHouse "
+            f"{_froms(rivals)}` keeps those of {namespace} and deletes the others'; or give {namespace} a ClickHouse "
             "server of its own in [warehouse] url"
         )
 
@@ -58,7 +60,7 @@ def confirm(store: Store, namespace: str) -> None:
         )
 
 
-def take(store: Store, namespace: str, others: Collection[str]) -> dict[str, int]:
+def take(store: Store, namespace: str, rivals: Collection[str]) -> dict[str, int]:
     """Delete the rows of these other namespaces, and have a server's tables belong to this one; gives the records that
     went, by namespace. Their processes are shut out first. May be cut short, and done again. Raises WarehouseError
     where the tables hold rows of one that is not named."""
@@ -66,25 +68,25 @@ def take(store: Store, namespace: str, others: Collection[str]) -> dict[str, int
     for statement in own_tables():
         store.run(statement)
     tables = users(store)
-    if unnamed := namespaces(store, tables) - {namespace, *others}:
+    if strangers := namespaces(store, tables) - {namespace, *rivals}:
         raise WarehouseError(
-            f"the tables at {store.where} hold rows of {', '.join(sorted(unnamed))} too, and would be deleted: name "
-            f"every namespace to delete, `millrace warehouse take{_froms({*others, *unnamed} - {namespace})}`"
+            f"the tables at {store.where} hold rows of {', '.join(sorted(strangers))} too, and would be deleted: name "
+            f"every namespace to delete, `millrace warehouse take{_froms({*rivals, *strangers} - {namespace})}`"
         )
     store.run(f"CREATE OR REPLACE VIEW {OWNER} AS SELECT {text(namespace)} AS namespace")
-    gone = dict[str, int]()
-    for other in sorted({*others} - {namespace}):
+    counts = dict[str, int]()
+    for rival in sorted({*rivals} - {namespace}):
         tables = users(store)  # dropping the one before may have left none
-        held: set[Where] = set()
+        partitions: set[Where] = set()
         for name in tables:
-            held.update(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.{name} WHERE {of(other)}"))
-        take_over(store, f"take-{socket.gethostname()}-{os.getpid()}-{new_id()}", held)
-        counted = (f"SELECT count() FROM {LOG}.{name} WHERE {of(other)}" for name in tables if name not in SMALL)
-        gone[other] = sum(int(store.rows(sql)[0][0]) for sql in counted)
-        drop(store, other)
+            partitions.update(store.rows(f"SELECT DISTINCT topic, part FROM {LOG}.{name} WHERE {of(rival)}"))
+        take_over(store, f"take-{socket.gethostname()}-{os.getpid()}-{new_id()}", partitions)
+        queries = (f"SELECT count() FROM {LOG}.{name} WHERE {of(rival)}" for name in tables if name not in SMALL_TABLES)
+        counts[rival] = sum(int(store.rows(sql)[0][0]) for sql in queries)
+        drop(store, rival)
     if "fences" in users(store):
         store.run(f"ALTER TABLE {LOG}.fences DELETE WHERE NOT {of(namespace)} SETTINGS mutations_sync = 2")
-    return gone
+    return counts
 
 
 def namespaces(store: Store, tables: Iterable[str]) -> set[str]:

@@ -27,12 +27,12 @@ def hours_of(table: str, keep_days: int, raw_hours: int) -> int:
 def keep(store: Store, keep_days: int, raw_hours: int) -> None:
     """Have each table forget rows in its time, from now on."""
     engines = store.rows(f"SELECT name, engine_full FROM system.tables WHERE database = {text(LOG)}")
-    full: dict[str, str] = dict(engines)
+    definitions: dict[str, str] = dict(engines)
     for name in (*(table.name for table in TABLES), "unreadable"):
         hours = hours_of(name, keep_days, raw_hours)
-        wanted = f"logged + toIntervalHour({hours})" if hours else ""
-        found = TTL.search(full[name])
-        if (found.group(1).strip() if found else "") == wanted:
+        ttl = f"logged + toIntervalHour({hours})" if hours else ""
+        match = TTL.search(definitions[name])
+        if (match.group(1).strip() if match else "") == ttl:
             continue
-        change = f"MODIFY TTL {wanted}" if wanted else "REMOVE TTL"
+        change = f"MODIFY TTL {ttl}" if ttl else "REMOVE TTL"
         store.run(f"ALTER TABLE {LOG}.{name} {change} SETTINGS materialize_ttl_after_modify = 0")

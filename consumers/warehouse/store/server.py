@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 class Server(Store):
     """A server by URL, such as `http://user:password@host:8123`. Raises WarehouseError where none answers."""
 
-    shared = True
+    is_shared = True
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -46,7 +46,7 @@ class Server(Store):
         except DriverError as error:
             raise failure(f"{self.where} does not answer", error) from error
 
-    def borrowed(self, database: str = VIEWS) -> AbstractContextManager[Client]:
+    def borrow(self, database: str = VIEWS) -> AbstractContextManager[Client]:
         """One of a database for all: a new one asks the server for every setting that it has."""
         with self._lock:
             if database not in self._kept:
@@ -55,23 +55,23 @@ class Server(Store):
 
     def insert(self, into: Insertion, data: Sequence[bytes], query_id: str) -> None:
         sql = f"{into.sql(f'input({text(into.structure)})')} FORMAT Avro"
-        with self.borrowed("default") as client:
+        with self.borrow("default") as client:
             try:
                 client.command(sql, data=b"".join(data), settings={"query_id": query_id, "log_comment": query_id})
             except DriverError as error:
                 raise failure(f"{self.where} refuses rows of {into.target}", error) from error
 
     def settle(self, query_ids: Sequence[str]) -> None:
-        until, wanted = time.monotonic() + PATIENCE_S, tuple(query_ids)
+        until, prefixes = time.monotonic() + PATIENCE_S, tuple(query_ids)
         while True:
             running = self.rows("SELECT query_id, Settings['log_comment'] FROM system.processes")
-            found = [name for names in running for name in names if name.startswith(wanted)]
-            if not found:
+            inserts = [name for names in running for name in names if name.startswith(prefixes)]
+            if not inserts:
                 return
             if time.monotonic() > until:
                 raise WarehouseError(
                     f"an insert of a former warehouse process runs on at {self.where}: end it there (KILL QUERY WHERE "
-                    f"query_id = {text(found[0])}), or wait"
+                    f"query_id = {text(inserts[0])}), or wait"
                 )
             time.sleep(LOOK_S)
 

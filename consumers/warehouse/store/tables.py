@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from millrace.consumers.warehouse.store.columns import Column, columns_of, quoted, text
+from millrace.consumers.warehouse.store.columns import Column, backtick, columns_of, text
 from millrace.infra.log.history.kinds import HOLDS, TURNS
 
 LOG, VIEWS = "millrace_log", "millrace"
@@ -49,31 +49,31 @@ class RecordTable:
         return _columns(self.record)
 
     @property
-    def full(self) -> str:
+    def full_name(self) -> str:
         return f"{LOG}.{self.name}"
 
     def create(self) -> str:
         """SQL that makes it where it is not."""
-        return created(self.name, self.columns, self.order, self.doc, by_month=True)
+        return create_table(self.name, self.columns, self.order, self.doc, by_month=True)
 
 
-def created(name: str, columns: tuple[Column, ...], order: tuple[str, ...], doc: str, *, by_month: bool) -> str:
+def create_table(name: str, columns: tuple[Column, ...], order: tuple[str, ...], doc: str, *, by_month: bool) -> str:
     """SQL that makes a table where it is not."""
-    listed = ",\n  ".join(column.definition for column in columns)
+    definitions = ",\n  ".join(column.definition for column in columns)
     durable = ", ".join(f"{key} = {value}" for key, value in DURABLE.items())
     return (
-        f"CREATE TABLE IF NOT EXISTS {LOG}.{name} (\n  {listed}\n) ENGINE = {ENGINE}"
-        f"{' PARTITION BY toYYYYMM(logged)' if by_month else ''} ORDER BY ({', '.join(map(quoted, order))})"
+        f"CREATE TABLE IF NOT EXISTS {LOG}.{name} (\n  {definitions}\n) ENGINE = {ENGINE}"
+        f"{' PARTITION BY toYYYYMM(logged)' if by_month else ''} ORDER BY ({', '.join(map(backtick, order))})"
         f" SETTINGS {durable} COMMENT {text(doc)}"
     )
 
 
 @cache
 def _columns(record: str) -> tuple[Column, ...]:
-    found = PLACE + columns_of(record)
-    names = [column.name for column in found]
+    columns = PLACE + columns_of(record)
+    names = [column.name for column in columns]
     assert len(names) == len(set(names)), f"two columns of {record} have one name"
-    return found
+    return columns
 
 
 _EVENT = ("tenant", "policy", "root_trajectory", "trajectory", "step", "off")
@@ -131,9 +131,13 @@ FENCES = (
 def own_tables() -> tuple[str, ...]:
     """SQL that makes the tables that are about the warehouse itself."""
     return (
-        created("unreadable", UNREADABLE, ("topic", "part", "off"), "records that could not be read", by_month=True),
-        created("blocks", BLOCKS, ("table", "topic", "part", "first"), "what was written, as proof", by_month=False),
-        created("fences", FENCES, ("topic", "part", "epoch"), "who may bring in which partition", by_month=False),
+        create_table(
+            "unreadable", UNREADABLE, ("topic", "part", "off"), "records that could not be read", by_month=True
+        ),
+        create_table(
+            "blocks", BLOCKS, ("table", "topic", "part", "first"), "what was written, as proof", by_month=False
+        ),
+        create_table("fences", FENCES, ("topic", "part", "epoch"), "who may bring in which partition", by_month=False),
     )
 
 

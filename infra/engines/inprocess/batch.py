@@ -125,8 +125,8 @@ def _select(cache: Any, pick: Tensor) -> None:
         layer.keys, layer.values = layer.keys[pick], layer.values[pick]
 
 
-def _join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
-    """Append the rows of `other` to `cache`, padding the narrower on the left; returns the joint mask."""
+def _join(cache: Any, mask: Tensor, joiner: Any, other_mask: Tensor) -> Tensor:
+    """Append the rows of `joiner` to `cache`, padding the narrower on the left; returns the joint mask."""
     width = max(mask.shape[1], other_mask.shape[1])
 
     def widen(tensor: Tensor, dim: int) -> Tensor:
@@ -137,22 +137,22 @@ def _join(cache: Any, mask: Tensor, other: Any, other_mask: Tensor) -> Tensor:
         shape[dim] = missing
         return torch.cat([tensor.new_zeros(shape), tensor], dim)
 
-    for mine, theirs in zip(cache.layers, other.layers, strict=True):
-        mine.keys = torch.cat([widen(mine.keys, 2), widen(theirs.keys, 2)])
-        mine.values = torch.cat([widen(mine.values, 2), widen(theirs.values, 2)])
+    for layer, joiner_layer in zip(cache.layers, joiner.layers, strict=True):
+        layer.keys = torch.cat([widen(layer.keys, 2), widen(joiner_layer.keys, 2)])
+        layer.values = torch.cat([widen(layer.values, 2), widen(joiner_layer.values, 2)])
     return torch.cat([widen(mask, 1), widen(other_mask, 1)])
 
 
 @torch.inference_mode()
-def draw(logits: Tensor, rows: Sequence[BatchRow], shared: torch.Generator) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, rows: Sequence[BatchRow], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample a token for each row: (tokens [rows] int64, raw log-softmax [rows, vocabulary] float32).
 
     A seeded row draws from its own generator, so its tokens do not depend on who shares the batch."""
     raw = logits.log_softmax(-1)
     temperature = torch.tensor([row.sampling.temperature for row in rows])
     greedy = temperature == 0
-    if any(row.sampling.biased for row in rows):
-        logits = torch.stack([biased(scores, row) for scores, row in zip(logits, rows, strict=True)])
+    if any(row.sampling.is_biased for row in rows):
+        logits = torch.stack([bias_logits(scores, row) for scores, row in zip(logits, rows, strict=True)])
     best = logits.argmax(-1)
     if bool(greedy.all()):
         return best, raw
@@ -164,32 +164,32 @@ def draw(logits: Tensor, rows: Sequence[BatchRow], shared: torch.Generator) -> t
         if row.sampling.top_k or row.sampling.top_p < 1:
             scores[position] = truncate(scores[position], row.sampling.top_k, row.sampling.top_p)
     # argmax of p / Exp(1) is a draw from p
-    noise = torch.empty_like(scores).exponential_(generator=shared)
+    noise = torch.empty_like(scores).exponential_(generator=generator)
     for position, row in enumerate(rows):
         if row.generator is not None:
             noise[position].exponential_(generator=row.generator)
-    drawn = (scores.softmax(-1) / noise).argmax(-1)
-    return torch.where(greedy, best, drawn), raw
+    sample = (scores.softmax(-1) / noise).argmax(-1)
+    return torch.where(greedy, best, sample), raw
 
 
-def biased(logits: Tensor, row: BatchRow) -> Tensor:
+def bias_logits(logits: Tensor, row: BatchRow) -> Tensor:
     """`logits` [vocabulary] with a row's bias and penalties, as vLLM applies them."""
     sampling, out = row.sampling, logits.clone()
     for token, bias in sampling.logit_bias:
         out[token] += bias
-    seen = torch.tensor(sorted({*row.prompt, *row.output}))
+    context = torch.tensor(sorted({*row.prompt, *row.output}))
     factor = sampling.repetition_penalty
-    out[seen] = torch.where(out[seen] > 0, out[seen] / factor, out[seen] * factor)
+    out[context] = torch.where(out[context] > 0, out[context] / factor, out[context] * factor)
     counts = torch.bincount(torch.tensor(row.output, dtype=torch.long), minlength=len(out))
     return out - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)
 
 
 def truncate(scores: Tensor, top_k: int, top_p: float) -> Tensor:
     """`scores` [vocabulary] with -inf outside the `top_k` best (0: all) and the smallest set of mass `top_p`."""
-    ordered, places = scores.sort(descending=True)
-    if 0 < top_k < len(ordered):
-        ordered[top_k:] = float("-inf")
+    ranking, places = scores.sort(descending=True)
+    if 0 < top_k < len(ranking):
+        ranking[top_k:] = float("-inf")
     if top_p < 1:
-        mass = ordered.softmax(-1)
-        ordered[(mass.cumsum(-1) - mass) >= top_p] = float("-inf")
-    return torch.empty_like(scores).scatter_(0, places, ordered)
+        mass = ranking.softmax(-1)
+        ranking[(mass.cumsum(-1) - mass) >= top_p] = float("-inf")
+    return torch.empty_like(scores).scatter_(0, places, ranking)

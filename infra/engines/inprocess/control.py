@@ -37,11 +37,11 @@ class InprocessControl(HttpControl):
 
     async def receive(self, offer: Broadcast) -> None:
         group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
-        announced = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
+        notice = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
         # One call does what vLLM has three for: whoever dies before it leaves nothing behind.
         faults.point("transfer.after_group")
         faults.point("transfer.after_start")
-        await self._post("/receive", wire.Receive(group, announced), self._load_timeout_s)
+        await self._post("/receive", wire.Receive(group, notice), self._load_timeout_s)
         faults.point("transfer.after_update")
 
     async def set_version(self, label: str) -> None:

@@ -39,8 +39,8 @@ class _Request:
     stream: bool
     queue: asyncio.Queue[Chunk | EngineError]
     open: int
-    cancelled: bool = False
-    held: dict[int, Chunk] = field(default_factory=dict)
+    is_cancelled: bool = False
+    replies: dict[int, Chunk] = field(default_factory=dict)
 
 
 class InprocessEngine(Engine):
@@ -93,8 +93,8 @@ class InprocessEngine(Engine):
         request = _Request(request_id, asyncio.get_running_loop(), stream, asyncio.Queue(), sampling.n)
         rows = []
         for index in range(sampling.n):
-            own = None if sampling.seed is None else torch.Generator().manual_seed(sampling.seed + index)
-            rows.append(BatchRow(prompt, sampling, limit, request, index, own))
+            generator = None if sampling.seed is None else torch.Generator().manual_seed(sampling.seed + index)
+            rows.append(BatchRow(prompt, sampling, limit, request, index, generator))
         with self._wake:
             self._check_alive()
             self._waiting.extend(rows)
@@ -112,7 +112,7 @@ class InprocessEngine(Engine):
                     chunk.usage = Usage(len(prompt), completion, 0)
                 yield chunk
         finally:
-            request.cancelled = True
+            request.is_cancelled = True
 
     async def health(self) -> bool:
         return self._death is None and not self._closing
@@ -148,16 +148,16 @@ class InprocessEngine(Engine):
 
         await self._call(act)
         if mode == "wait":
-            drained: Future[None] = Future()
+            drain_end: Future[None] = Future()
 
             def drain() -> None:
                 if self._batch.rows:
-                    self._draining.append(drained)
+                    self._draining.append(drain_end)
                 else:
-                    drained.set_result(None)
+                    drain_end.set_result(None)
 
             await self._call(drain)
-            await asyncio.wrap_future(drained)
+            await asyncio.wrap_future(drain_end)
 
     async def resume(self) -> None:
         """Go on sampling."""
@@ -207,22 +207,22 @@ class InprocessEngine(Engine):
                     while not (self._calls or self._closing or self._can_sample()):
                         self._wake.wait()
                     calls, self._calls = self._calls, deque()
-                for act, done in calls:
+                for act, future in calls:
                     try:
-                        done.set_result(act())
+                        future.set_result(act())
                     except Exception as error:
-                        done.set_exception(error)
+                        future.set_exception(error)
                 if self._closing:
                     return
                 with self._wake:
-                    admitted = self._admissible()
-                if admitted:
-                    self._batch.admit(admitted)
+                    rows = self._admissible()
+                if rows:
+                    self._batch.admit(rows)
                 if self._batch.rows and (not self._paused or self._draining):
                     self._step()
                 if self._draining and not self._batch.rows:
-                    for drained in self._draining:
-                        drained.set_result(None)
+                    for waiter in self._draining:
+                        waiter.set_result(None)
                     self._draining.clear()
         except BaseException as error:
             self._death = error
@@ -241,7 +241,7 @@ class InprocessEngine(Engine):
             if len(self._batch.rows) + len(rows) >= self._max_rows:
                 break
             row = self._waiting.popleft()
-            if not row.ticket.cancelled:
+            if not row.ticket.is_cancelled:
                 rows.append(row)
         return rows
 
@@ -249,10 +249,10 @@ class InprocessEngine(Engine):
         rows = self._batch.rows
         tokens, raw = draw(self._batch.logits, rows, self._shared)
         logprobs = raw.gather(1, tokens[:, None])[:, 0].tolist()
-        kept: list[int] = []
+        positions: list[int] = []
         out: list[tuple[BatchRow, Chunk]] = []
         for position, (row, token, logprob) in enumerate(zip(rows, tokens.tolist(), logprobs, strict=True)):
-            if row.ticket.cancelled:
+            if row.ticket.is_cancelled:
                 continue
             if not row.labels or row.labels[-1][0] != self._label:
                 row.labels.append((self._label, len(row.output)))
@@ -261,19 +261,19 @@ class InprocessEngine(Engine):
             if row.sampling.top_logprobs:
                 best = raw[position].topk(row.sampling.top_logprobs)
                 chunk.tops = [list(zip(best.indices.tolist(), best.values.tolist(), strict=True))]
-            ended = self._ended(row, token)
-            if ended is None:
-                kept.append(position)
+            reason = self._finish(row, token)
+            if reason is None:
+                positions.append(position)
             else:
-                chunk.finish_reason, chunk.stop_reason = ended
+                chunk.finish_reason, chunk.stop_reason = reason
                 chunk.spans = _spans(row)
             out.append((row, chunk))
-        self._batch.keep(kept)
-        if kept:
-            self._batch.advance(tokens[kept])
+        self._batch.keep(positions)
+        if positions:
+            self._batch.advance(tokens[positions])
         self._deliver(out)
 
-    def _ended(self, row: BatchRow, token: int) -> tuple[str, str | int | None] | None:
+    def _finish(self, row: BatchRow, token: int) -> tuple[str, str | int | None] | None:
         sampling = row.sampling
         if token in self._ends and not sampling.ignore_eos:
             return "stop", None
@@ -288,34 +288,40 @@ class InprocessEngine(Engine):
 
     def _finish_all(self, ids: set[str] | None = None) -> int:
         """Abort running rows and, where ids are named, waiting ones of these requests."""
-        doomed = [row for row in self._batch.rows if not ids or row.ticket.id in ids]
+        aborts = [row for row in self._batch.rows if not ids or row.ticket.id in ids]
         self._batch.keep([place for place, row in enumerate(self._batch.rows) if ids and row.ticket.id not in ids])
         with self._wake:
             waiting = [row for row in self._waiting if ids and row.ticket.id in ids]
             for row in waiting:
                 self._waiting.remove(row)
-        doomed += waiting
-        self._deliver([(row, Chunk(row.index, [], [], "abort", None, _spans(row))) for row in doomed])
-        return len(doomed)
+        aborts += waiting
+        self._deliver([(row, Chunk(row.index, [], [], "abort", None, _spans(row))) for row in aborts])
+        return len(aborts)
 
     def _deliver(self, out: list[tuple[BatchRow, Chunk]]) -> None:
-        ready: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Chunk]]] = {}
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Chunk]]] = {}
         for row, chunk in out:
             request: _Request = row.ticket
             if not request.stream:
-                held = request.held.setdefault(row.index, Chunk(row.index, [], [], tops=[]))
-                held.token_ids += chunk.token_ids
-                held.logprobs += chunk.logprobs
-                held.tops = [*held.tops, *chunk.tops]
+                reply = request.replies.setdefault(row.index, Chunk(row.index, [], [], tops=[]))
+                reply.token_ids += chunk.token_ids
+                reply.logprobs += chunk.logprobs
+                reply.tops = [*reply.tops, *chunk.tops]
                 if chunk.finish_reason is None:
                     continue
-                held.finish_reason, held.stop_reason, held.spans = chunk.finish_reason, chunk.stop_reason, chunk.spans
+                reply.finish_reason, reply.stop_reason, reply.spans = (
+                    chunk.finish_reason,
+                    chunk.stop_reason,
+                    chunk.spans,
+                )
                 request.open -= 1
                 if not request.open:
-                    ready.setdefault(request.loop, []).extend((request, request.held[i]) for i in sorted(request.held))
+                    batches.setdefault(request.loop, []).extend(
+                        (request, request.replies[i]) for i in sorted(request.replies)
+                    )
                 continue
-            ready.setdefault(request.loop, []).append((request, chunk))
-        for loop, batch in ready.items():
+            batches.setdefault(request.loop, []).append((request, chunk))
+        for loop, batch in batches.items():
             _hand_over(loop, batch)
 
     def _load(self, folder: Path) -> None:
@@ -325,12 +331,14 @@ class InprocessEngine(Engine):
             raise EngineError(f"cannot read the weights in {folder}: {error}") from error
         self._put(tensors, f"the weights in {folder}")
 
-    def _put(self, tensors: Mapping[str, torch.Tensor], what: str) -> None:
-        wanted = {name: parameter.shape for name, parameter in self._model.named_parameters()}
-        found = {name: tensor.shape for name, tensor in tensors.items()}
-        if wanted != found:
-            odd = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-            raise EngineError(f"{what}: not of this architecture: {', '.join(odd[:3])} differ")
+    def _put(self, tensors: Mapping[str, torch.Tensor], source: str) -> None:
+        shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
+        new_shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        if shapes != new_shapes:
+            differences = sorted(
+                name for name in shapes.keys() | new_shapes.keys() if shapes.get(name) != new_shapes.get(name)
+            )
+            raise EngineError(f"{source}: not of this architecture: {', '.join(differences[:3])} differ")
         self._model.load_state_dict(tensors, strict=False)
         self._batch.recompute()
 
@@ -344,21 +352,21 @@ class InprocessEngine(Engine):
         error = EngineUnavailable(f"the in-process engine has ended: {self._death or 'closed'}; start it again")
         for request in {row.ticket for row in rows}:
             _hand_over(request.loop, [(request, error)])
-        for _, done in calls:
-            done.set_exception(error)
-        for drained in self._draining:
-            drained.set_exception(error)
+        for _, future in calls:
+            future.set_exception(error)
+        for waiter in self._draining:
+            waiter.set_exception(error)
 
     # ------------------------------------------------------------------ helpers
 
     async def _call(self, act: Callable[[], T]) -> T:
         """Run `act` in the thread, between two steps."""
-        done: Future[T] = Future()
+        future: Future[T] = Future()
         with self._wake:
             self._check_alive()
-            self._calls.append((act, done))
+            self._calls.append((act, future))
             self._wake.notify()
-        return await asyncio.wrap_future(done)
+        return await asyncio.wrap_future(future)
 
     def _check_alive(self) -> None:
         if self._closing:
@@ -371,10 +379,10 @@ class InprocessEngine(Engine):
             raise EngineRejected("the prompt is empty", 400)
         if len(prompt) >= self.context:
             raise EngineRejected(f"the prompt has {len(prompt)} tokens, the model takes {self.context - 1}", 400)
-        named = [*prompt, *(token for token, _ in sampling.logit_bias)]
-        odd = [token for token in named if not 0 <= token < self._vocabulary]
-        if odd:
-            raise EngineRejected(f"token id {odd[0]} is out of vocabulary", 400)
+        tokens = [*prompt, *(token for token, _ in sampling.logit_bias)]
+        strangers = [token for token in tokens if not 0 <= token < self._vocabulary]
+        if strangers:
+            raise EngineRejected(f"token id {strangers[0]} is out of vocabulary", 400)
 
 
 def _spans(row: BatchRow) -> tuple[LabelSpan, ...]:
@@ -405,7 +413,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _end_tokens(folder: Path) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()

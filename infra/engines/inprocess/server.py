@@ -38,12 +38,12 @@ from millrace.infra.engines.inprocess.wire import (
     Receive,
     ServerState,
     choice,
-    counted,
     sampling,
+    usage_of,
 )
-from millrace.infra.engines.key_check import KEY, Keyed
+from millrace.infra.engines.key_check import KEY, KeyCheck
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
-from millrace.infra.process.ending import end, stop_asked
+from millrace.infra.process.ending import end, stop_event
 from millrace.infra.process.net import is_local
 
 VERSION = "inprocess-1"
@@ -68,10 +68,10 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
         body = _body.decode(await request.body())
         if body.model not in (None, name):
             raise EngineRejected(f"The model `{body.model}` does not exist. Valid aliases: {name}.", 404)
-        wanted = sampling(body.sampling_params)
-        chunks = engine.generate(body.token_ids, wanted, request_id=body.request_id, stream=body.stream)
+        params = sampling(body.sampling_params)
+        chunks = engine.generate(body.token_ids, params, request_id=body.request_id, stream=body.stream)
         if not body.stream:
-            return await _until_disconnect(request, _whole(chunks, body))
+            return await _until_disconnect(request, _full_reply(chunks, body))
         first = await anext(chunks)  # a refusal must be a status, not an event
         return StreamingResponse(_events(first, chunks, body), media_type="text/event-stream")
 
@@ -157,10 +157,10 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
     )
 
 
-async def _whole(chunks: AsyncGenerator[Chunk, None], body: GenerateBody) -> Response:
+async def _full_reply(chunks: AsyncGenerator[Chunk, None], body: GenerateBody) -> Response:
     choices = [chunk async for chunk in chunks]
     message = {"request_id": f"generate-tokens-{body.request_id}", "choices": [choice(one) for one in choices]}
-    return _json({**message, "usage": counted(choices[-1])})
+    return _json({**message, "usage": usage_of(choices[-1])})
 
 
 async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: GenerateBody) -> AsyncGenerator[bytes, None]:
@@ -169,7 +169,7 @@ async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Generat
     try:
         chunk: Chunk | None = first
         while chunk is not None:
-            usage = counted(chunk)
+            usage = usage_of(chunk)
             yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [choice(chunk)]}) + b"\n\n"
             chunk = await anext(rest, None)
         yield b"data: " + orjson.dumps({"request_id": request_id, "choices": [], "usage": usage}) + b"\n\n"
@@ -183,11 +183,11 @@ async def _events(first: Chunk, rest: AsyncGenerator[Chunk, None], body: Generat
 async def _until_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
     """The answer, unless the client leaves first: then the work for it is cancelled."""
 
-    async def gone() -> None:
+    async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             continue
 
-    working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(gone())
+    working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(disconnect())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=499)
@@ -216,20 +216,20 @@ async def serve(
     engine = InprocessEngine(model, max_rows=max_rows, seed=seed)
     app: Any = build_app(engine, name, receiver)
     if os.environ.get(KEY):
-        app = Keyed(app)
+        app = KeyCheck(app)
     server: Any = Server(app, address=host, port=port, interface=Interfaces.ASGI, log_enabled=False)
-    stopping = stop_asked()
+    stopping = stop_event()
     serving = asyncio.create_task(server.serve())
     while not (stopping.is_set() or serving.done() or engine.death):
         try:
             await asyncio.wait_for(stopping.wait(), 0.2)
         except TimeoutError:
             continue
-    failed = engine.death is not None or serving.done()
+    has_failed = engine.death is not None or serving.done()
     server.stop()
     await serving
     await engine.close()
-    return 1 if failed else 0
+    return 1 if has_failed else 0
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ def choice(chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def counted(chunk: Chunk) -> dict[str, int] | None:
+def usage_of(chunk: Chunk) -> dict[str, int] | None:
     """The `usage` that a last chunk has."""
     if chunk.usage is None:
         return None

@@ -45,12 +45,12 @@ class VllmControl(HttpControl):
 
     async def state(self) -> EngineState:
         label = str((await self._get("/weight_info"))["weight_version"])
-        paused = bool((await self._get("/is_paused"))["is_paused"])
+        is_paused = bool((await self._get("/is_paused"))["is_paused"])
         if self._identity is None or self._identity[1] != label:
             self._identity = (await self._incarnation(), label)
         if not is_base(label):
-            return EngineState(self._identity[0], label, paused)
-        return EngineState(self._identity[0], newest(await self.adapters()) or label, paused, label)
+            return EngineState(self._identity[0], label, is_paused)
+        return EngineState(self._identity[0], newest(await self.adapters()) or label, is_paused, label)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", params={"mode": mode})
@@ -100,7 +100,7 @@ class VllmControl(HttpControl):
 
     async def receive(self, offer: Broadcast) -> None:
         group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
-        announced = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
+        notice = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
         await self._post("/init_weight_transfer_engine", json={"init_info": group})
         faults.point("transfer.after_group")
         try:
@@ -110,7 +110,7 @@ class VllmControl(HttpControl):
             await self._post("/finish_weight_update")
             await self._post("/start_weight_update")
         faults.point("transfer.after_start")
-        await self._post("/update_weights", json={"update_info": announced}, timeout=self._load_timeout_s)
+        await self._post("/update_weights", json={"update_info": notice}, timeout=self._load_timeout_s)
         faults.point("transfer.after_update")
         await self._post("/finish_weight_update")
 

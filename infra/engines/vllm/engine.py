@@ -16,7 +16,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling, Usage
-from millrace.infra.engines.bearer import REFUSED, Bearer
+from millrace.infra.engines.bearer import UNAUTHORIZED_STATUS, Bearer
 from millrace.infra.engines.http_client import HttpAnswer, HttpClient
 from millrace.infra.engines.vllm.wire import (
     Message,
@@ -42,18 +42,18 @@ HEAVY = 64 << 10
 INTERNAL_ERROR = 500
 GRAMMAR_FAULT = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
 EVENT = b"data: "
-DONE = b"[DONE]"
+END_MARK = b"[DONE]"
 
 
-class _Unanswered(EngineUnavailable):
+class _NoAnswer(EngineUnavailable):
     """Nothing of an answer came, or the engine says that it cannot take requests now: safe to send again."""
 
 
-class _Absent(_Unanswered):
+class _Absent(_NoAnswer):
     """Nothing listens: the engine is starting, or gone. As one that answers 503 it takes no calls now."""
 
 
-class _Paused(_Unanswered):
+class _Pause(_NoAnswer):
     """The engine answered 503, as it does while its weights change: worth waiting for."""
 
 
@@ -96,10 +96,10 @@ class VllmEngine(Engine):
     ) -> AsyncGenerator[Chunk, None]:
         adapter = self.adapter
         body = request_body(adapter or self.model, prompt_ids, sampling, request_id, stream)
-        chunks = self._stream(body, sampling) if stream else self._whole(body, sampling)
+        chunks = self._stream(body, sampling) if stream else self._read_all(body, sampling)
         if adapter is not None:
-            chunks = self._adapted(chunks, adapter)
-        return chunks if sampling.grammar is None else self._shaped(chunks, prompt_ids, request_id)
+            chunks = self._relabel(chunks, adapter)
+        return chunks if sampling.grammar is None else self._guard_grammar(chunks, prompt_ids, request_id)
 
     async def health(self) -> bool:
         try:
@@ -122,7 +122,7 @@ class VllmEngine(Engine):
 
     # ------------------------------------------------------------------ one request
 
-    async def _adapted(self, chunks: AsyncGenerator[Chunk, None], adapter: str) -> AsyncGenerator[Chunk, None]:
+    async def _relabel(self, chunks: AsyncGenerator[Chunk, None], adapter: str) -> AsyncGenerator[Chunk, None]:
         """What an adapter sampled, labelled as its version. An adapter that is gone is an engine that is not ready."""
         try:
             async with aclosing(chunks):
@@ -134,7 +134,7 @@ class VllmEngine(Engine):
                 raise
             raise EngineUnavailable(f"{self.url} has no adapter {adapter} any more, or not yet: {error}") from error
 
-    async def _shaped(
+    async def _guard_grammar(
         self, chunks: AsyncGenerator[Chunk, None], prompt_ids: Sequence[int], request_id: str
     ) -> AsyncGenerator[Chunk, None]:
         """What is sampled under a grammar. vLLM answers 500 to one that it cannot compile, as to a fault of its own:
@@ -154,27 +154,27 @@ class VllmEngine(Engine):
         one = Sampling(1)
         body = request_body(self.adapter or self.model, prompt_ids, one, f"{request_id}-free", stream=False)
         try:
-            return [chunk async for chunk in self._whole(body, one)] != []
+            return [chunk async for chunk in self._read_all(body, one)] != []
         except EngineError:
             return False
 
-    async def _whole(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
+    async def _read_all(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         answer = await self._send(body)
         try:
             data = await answer.read()
             if len(data) < HEAVY:
-                chunks, usage = self._understood(data, sampling)
+                chunks, usage = self._parse(data, sampling)
             else:
-                chunks, usage = await asyncio.to_thread(self._understood, data, sampling)
+                chunks, usage = await asyncio.to_thread(self._parse, data, sampling)
         except TimeoutError as error:
             raise self._silence() from error
         except OSError as error:
             raise EngineUnavailable(f"{self.url} broke off its answer: {_say(error)}") from error
         finally:
             answer.close()
-        finished = sum(chunk.finish_reason is not None for chunk in chunks)
-        if finished != sampling.n:
-            raise EngineUnavailable(f"{self.url} answered {finished} of {sampling.n} choices")
+        ends = sum(chunk.finish_reason is not None for chunk in chunks)
+        if ends != sampling.n:
+            raise EngineUnavailable(f"{self.url} answered {ends} of {sampling.n} choices")
         for position, chunk in enumerate(chunks, 1):
             if position == len(chunks):
                 chunk.usage = usage
@@ -182,7 +182,7 @@ class VllmEngine(Engine):
 
     async def _stream(self, body: bytes, sampling: Sampling) -> AsyncGenerator[Chunk, None]:
         answer = await self._send(body)
-        finished = 0
+        ends = 0
         last: Chunk | None = None  # the final chunk of the last choice waits for the usage, sent right behind it
         complete = False
         try:
@@ -190,41 +190,41 @@ class VllmEngine(Engine):
             while data := await answer.take():
                 events = (rest + data if rest else data).split(b"\n\n")
                 rest = events.pop()
-                arrived: dict[int, Chunk] = {}  # what came at once leaves at once: one chunk a choice
+                by_choice: dict[int, Chunk] = {}  # what came at once leaves at once: one chunk a choice
                 for at, event in enumerate(events, 1):
                     if at % AT_ONCE == 0:
-                        for chunk in arrived.values():
+                        for chunk in by_choice.values():
                             yield chunk
-                        arrived = {}
+                        by_choice = {}
                         await asyncio.sleep(0)  # a long reply that lay ready must not keep others waiting
                     if not event.startswith(EVENT):
                         continue  # a comment that keeps the connection alive
                     payload = event[len(EVENT) :]
-                    if payload == DONE:
+                    if payload == END_MARK:
                         complete = True
                         continue
                     try:
                         if len(payload) < HEAVY:
-                            chunks, usage = self._understood(payload, sampling)
+                            chunks, usage = self._parse(payload, sampling)
                         else:
-                            chunks, usage = await asyncio.to_thread(self._understood, payload, sampling)
+                            chunks, usage = await asyncio.to_thread(self._parse, payload, sampling)
                     except EngineError:
-                        for chunk in arrived.values():  # what came before the fault was sampled
+                        for chunk in by_choice.values():  # what came before the fault was sampled
                             yield chunk
                         raise
                     if usage is not None and last is not None:
                         last.usage = usage
                     for chunk in chunks:
-                        finished += chunk.finish_reason is not None
-                        so_far = arrived.setdefault(chunk.index, chunk)
+                        ends += chunk.finish_reason is not None
+                        so_far = by_choice.setdefault(chunk.index, chunk)
                         if so_far is not chunk:
                             so_far.extend(chunk)
-                        if finished == sampling.n:
-                            last = arrived.pop(chunk.index)
-                for chunk in arrived.values():
+                        if ends == sampling.n:
+                            last = by_choice.pop(chunk.index)
+                for chunk in by_choice.values():
                     yield chunk
             if not complete or last is None:
-                raise EngineUnavailable(f"{self.url} ended its stream after {finished} of {sampling.n} choices")
+                raise EngineUnavailable(f"{self.url} ended its stream after {ends} of {sampling.n} choices")
             yield last
         except TimeoutError as error:
             raise self._silence() from error
@@ -234,7 +234,7 @@ class VllmEngine(Engine):
             # closing an answer that has not ended is what tells the engine to drop its request
             answer.close()
 
-    def _understood(self, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
+    def _parse(self, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
         """What an answer or an event says."""
         top, n = sampling.top_logprobs, sampling.n
         message: Message | MessageWithTop
@@ -274,11 +274,11 @@ class VllmEngine(Engine):
         """The answer, once its status is 200. Tries again while the engine has not begun one."""
         try:
             return await self._send_once(body)
-        except _Unanswered:
+        except _NoAnswer:
             if max(self._patience_s, self._absent_patience_s) <= 0:
                 raise
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(_Unanswered),
+            retry=retry_if_exception_type(_NoAnswer),
             stop=self._waited_enough,
             wait=wait_random_exponential(0.05, max=2.0),
             reraise=True,
@@ -290,7 +290,7 @@ class VllmEngine(Engine):
     def _waited_enough(self, state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome is not None else None
         match error:
-            case _Paused():
+            case _Pause():
                 patience_s = self._patience_s
             case _Absent():
                 patience_s = self._absent_patience_s
@@ -301,7 +301,7 @@ class VllmEngine(Engine):
     async def _send_once(self, body: bytes) -> HttpAnswer:
         key = self._bearer.key
         answer = await self._post(body)
-        if answer.status == REFUSED and self._bearer.renewed(key):
+        if answer.status == UNAUTHORIZED_STATUS and self._bearer.renew(key):
             answer.close()
             self._head = b""
             answer = await self._post(body)
@@ -326,7 +326,7 @@ class VllmEngine(Engine):
         except TimeoutError as error:
             raise self._silence() from error
         except OSError as error:
-            raise _Unanswered(f"{self.url} closed the connection: {_say(error)}") from error
+            raise _NoAnswer(f"{self.url} closed the connection: {_say(error)}") from error
 
     def _silence(self) -> EngineTimeout:
         return EngineTimeout(f"{self.url} sent nothing for {self._idle_timeout_s} s")
@@ -339,7 +339,7 @@ def _refusal(status: int, body: bytes, url: str, retry_after: str = "") -> Engin
         message = body[:300].decode(errors="replace")
     if 400 <= status < 500 and status not in (408, 425, 429):
         return EngineRejected(f"the engine refused the request ({status}): {message}", status)
-    kind = _Paused if status == 503 else _Unanswered if status in (408, 425, 429, 502, 504) else EngineUnavailable
+    kind = _Pause if status == 503 else _NoAnswer if status in (408, 425, 429, 502, 504) else EngineUnavailable
     wait = int(retry_after) if retry_after.isdecimal() and len(retry_after) < 6 else None
     return kind(f"{url} failed ({status}): {message}", status=status, retry_after_s=wait)
 

@@ -41,9 +41,9 @@ class VllmKind(EngineKind):
         return Launch(service.command(), service.environment())
 
     def runs_on(self, device: Device) -> str:
-        from millrace.infra.engines.vllm.launch import installed
+        from millrace.infra.engines.vllm.launch import build_here
 
-        return installed(device)
+        return build_here(device)
 
     def warning(self, device: Device) -> str | None:
         from millrace.infra.engines.vllm.launch import IDLE_GPU, leaves_gpu_idle

@@ -53,7 +53,7 @@ class Vllm(Service):
         home: Path,
         url: str,
         model: str,
-        served: str,
+        served_name: str,
         *,
         device: Device = "auto",
         max_model_len: int = 0,
@@ -66,8 +66,8 @@ class Vllm(Service):
         super().__init__(home)
         self.url = url.rstrip("/")
         self.model = model
-        self.served = served
-        self.device = installed() if device == "auto" else device
+        self.served = served_name
+        self.device = build_here() if device == "auto" else device
         if leaves_gpu_idle(device, self.device):
             log.warning("%s", IDLE_GPU)
         self.limits = (max_model_len, max_num_seqs, kv_cache_mb)
@@ -80,7 +80,7 @@ class Vllm(Service):
         build that is installed does not run on the device."""
         if not (Path(self.model) / "config.json").is_file():
             raise ServiceError(f"{self.model} is no model in Hugging Face layout: it has no config.json")
-        installed(self.device)
+        build_here(self.device)
         self.home.mkdir(parents=True, exist_ok=True)
 
     def command(self) -> list[str]:
@@ -91,7 +91,7 @@ class Vllm(Service):
         command += ["--port", str(address.port or 8000), "--max-num-seqs", str(seqs)]
         command += ["--enable-scale-out", "--uvicorn-log-level", "warning"]
         if self.key:
-            command += ["--middleware", "millrace.infra.engines.key_check.Keyed"]
+            command += ["--middleware", "millrace.infra.engines.key_check.KeyCheck"]
         if length:
             command += ["--max-model-len", str(length)]
         if self.device == "cpu":
@@ -120,7 +120,7 @@ class Vllm(Service):
             common |= {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         return common
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/health", timeout=2).status_code == 200
         except httpx.TransportError:
@@ -138,9 +138,9 @@ SEVERAL = ("--tensor-parallel", "-tp", "--pipeline-parallel", "-pp", "--distribu
 """arguments that ask for several processes, or choose by themselves"""
 
 
-def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
+def build_here(device: Device = "auto") -> Literal["cpu", "cuda"]:
     """What the installed build runs on here. Raises ServiceError, with what to install, when there is none, or when it
-    does not run on what is `wanted` or on this machine."""
+    does not run on what is `device` or on this machine."""
     builds = {name for name in (CPU_BUILD, GPU_BUILD) if _is_installed(name)}
     if not builds:
         raise ServiceError(
@@ -148,18 +148,18 @@ def installed(wanted: Device = "auto") -> Literal["cpu", "cuda"]:
             "[engine] local = false"
         )
     if GPU_BUILD in builds:  # where both are, vLLM itself goes by this one
-        if wanted == "cpu" or not usable():
-            reason = "it does not run on a CPU" if wanted == "cpu" else "CUDA finds no GPU (check nvidia-smi)"
+        if device == "cpu" or not usable():
+            reason = "it does not run on a CPU" if device == "cpu" else "CUDA finds no GPU (check nvidia-smi)"
             raise ServiceError(f"vLLM's GPU build is installed, and {reason}: {_instead(builds)}")
         return "cuda"
-    if wanted == "cuda":
+    if device == "cuda":
         raise ServiceError("vLLM's CPU build is installed, and [engine] device is cuda: run `make setup ENGINE=gpu`")
     return "cpu"
 
 
-def leaves_gpu_idle(wanted: Device, device: str) -> bool:
+def leaves_gpu_idle(choice: Device, device: str) -> bool:
     """Whether nobody chose the CPU, and a GPU is there."""
-    return wanted == "auto" and device == "cpu" and usable()
+    return choice == "auto" and device == "cpu" and usable()
 
 
 def adapter_arguments(room: AdapterRoom | None) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ def request_body(
         params["stop_token_ids"] = list(sampling.stop_ids)
     if sampling.ignore_eos:
         params["ignore_eos"] = True
-    if sampling.biased:
+    if sampling.is_biased:
         params |= {
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
@@ -204,6 +204,6 @@ def to_usage(usage: WireUsage) -> Usage:
 
 
 def _rivals(candidates: list[LikelyToken], top: int) -> list[tuple[int, float]]:
-    known = [candidate for candidate in candidates if 0 <= candidate.token_id <= LARGEST_ID]
-    best = sorted(known, key=lambda candidate: -candidate.logprob)[:top]
+    valid = [candidate for candidate in candidates if 0 <= candidate.token_id <= LARGEST_ID]
+    best = sorted(valid, key=lambda candidate: -candidate.logprob)[:top]
     return [(candidate.token_id, candidate.logprob) for candidate in best]

@@ -34,18 +34,18 @@ class TransferGroup(WeightTransferInitInfo):
 
 
 @dataclass
-class Announced(WeightTransferUpdateInfo):
+class Notice(WeightTransferUpdateInfo):
     """header: base64 of the weight file's first bytes; digest: sha256 hex of the whole file."""
 
     header: str
     digest: str
 
 
-class WeightReceiver(WeightTransferEngine[TransferGroup, Announced]):
+class WeightReceiver(WeightTransferEngine[TransferGroup, Notice]):
     """Joins the group that was named last, once for each update."""
 
     init_info_cls = TransferGroup
-    update_info_cls = Announced
+    update_info_cls = Notice
     _group: TransferGroup | None = None
 
     def init_transfer_engine(self, init_info: TransferGroup) -> None:
@@ -62,7 +62,7 @@ class WeightReceiver(WeightTransferEngine[TransferGroup, Announced]):
         """Receive, check and load. Without the synchronization of an accelerator, which a CPU has not."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: Announced) -> None:
+    def receive_weights(self, update_info: Notice) -> None:
         """Raises CorruptCheckpoint or RuntimeError, the model unchanged, when the bytes do not come."""
         group, self._group = self._group, None
         if group is None:

@@ -55,8 +55,8 @@ class Archive:
 
     def shelves(self, topic: str) -> dict[int, Shelf]:
         """The shelf of each partition that something is kept of. Raises ArchiveError for a damaged manifest."""
-        found = (int(name) for name in self._names(f"{self.root}/{topic}") if name.isdecimal())
-        shelves = {partition: self.shelf(topic, partition) for partition in found}
+        partitions = (int(name) for name in self._names(f"{self.root}/{topic}") if name.isdecimal())
+        shelves = {partition: self.shelf(topic, partition) for partition in partitions}
         return {partition: shelf for partition, shelf in sorted(shelves.items()) if shelf is not None}
 
     def shelf(self, topic: str, partition: int) -> Shelf | None:
@@ -86,26 +86,26 @@ class Archive:
         """What is kept of [start, end), in order. Raises ArchiveError naming segment and offset of a damaged one."""
         shelf = self.shelf(topic, partition)
         for segment in shelf.within(start, end) if shelf else ():
-            for stored in self.stored(topic, partition, segment):
-                if start <= stored.record.offset < end:
-                    yield stored.record
+            for row in self.rows(topic, partition, segment):
+                if start <= row.record.offset < end:
+                    yield row.record
 
     def fetch(self, topic: str, partition: int, offsets: Iterable[int]) -> dict[int, Record]:
         """The records at these offsets, as far as they are kept."""
-        wanted, shelf, found = sorted(set(offsets)), self.shelf(topic, partition), dict[int, Record]()
-        while wanted and shelf is not None:
-            segment = shelf.holding(wanted[0])
+        queue, shelf, records = sorted(set(offsets)), self.shelf(topic, partition), dict[int, Record]()
+        while queue and shelf is not None:
+            segment = shelf.holding(queue[0])
             if segment is None:
-                wanted.pop(0)
+                queue.pop(0)
                 continue
-            here = {offset for offset in wanted if offset < segment.end}
-            wanted = [offset for offset in wanted if offset >= segment.end]
-            for stored in self.stored(topic, partition, segment):
-                if stored.record.offset in here:
-                    found[stored.record.offset] = stored.record
-        return found
+            here = {offset for offset in queue if offset < segment.end}
+            queue = [offset for offset in queue if offset >= segment.end]
+            for row in self.rows(topic, partition, segment):
+                if row.record.offset in here:
+                    records[row.record.offset] = row.record
+        return records
 
-    def claimed(self, sha256: str) -> bytes | None:
+    def claim_body(self, sha256: str) -> bytes | None:
         """The bytes behind a claim, by their digest; None when no segment holds them."""
         if sha256 not in self._claims:
             self._claims = {digest: where for where in self._segments() for digest in where[2].claims}
@@ -113,7 +113,7 @@ class Archive:
             return None
         topic, partition, segment = self._claims[sha256]
         offset = segment.claims[sha256]
-        rows = self.stored(topic, partition, segment)
+        rows = self.rows(topic, partition, segment)
         return next((row.claimed for row in rows if row.record.offset == offset), None)
 
     def _segments(self) -> Iterator[tuple[str, int, Segment]]:
@@ -121,7 +121,7 @@ class Archive:
             for partition, shelf in self.shelves(topic).items():
                 yield from ((topic, partition, segment) for segment in shelf.segments)
 
-    def stored(self, topic: str, partition: int, segment: Segment) -> Iterator[ArchivedRecord]:
+    def rows(self, topic: str, partition: int, segment: Segment) -> Iterator[ArchivedRecord]:
         """The rows of a segment. Raises ArchiveError naming it, and the first offset that cannot be trusted."""
         from millrace.infra.log.archive.segment import read
 
@@ -163,7 +163,7 @@ class Archive:
             yield
             return
         Path(self.root).mkdir(parents=True, exist_ok=True)
-        handle = os.open(f"{self.root}/{LOCK}", os.O_RDWR | os.O_CREAT, durable.PRIVATE)
+        handle = os.open(f"{self.root}/{LOCK}", os.O_RDWR | os.O_CREAT, durable.PRIVATE_MODE)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -191,22 +191,22 @@ class Archive:
                 with suppress(FileNotFoundError):
                     path.unlink()
         else:
-            with TemporaryDirectory(prefix="millrace-archive-") as made:
-                yield Path(made) / DRAFT
+            with TemporaryDirectory(prefix="millrace-archive-") as scratch:
+                yield Path(scratch) / DRAFT
 
     def add(self, shelf: Shelf, segment: Segment, draft: Path) -> Shelf:
         """Make a written draft durable under its name, then name it in the manifest. Gives the shelf with it."""
         folder = self._folder(shelf.topic, shelf.partition)
-        grown = shelf.with_segment(segment, shelf.partitions)
+        new_shelf = shelf.with_segment(segment, shelf.partitions)
         faults.point("archive.drafted")
         if self._local:
-            draft.chmod(durable.PRIVATE)
+            draft.chmod(durable.PRIVATE_MODE)
             durable.name(draft, Path(folder) / segment.file)
             faults.point("archive.placed")
-            durable.write(Path(folder) / MANIFEST, encode(grown))
+            durable.write(Path(folder) / MANIFEST, encode(new_shelf))
         else:
             self._fs.put_file(str(draft), f"{folder}/{segment.file}")
             faults.point("archive.placed")
-            self._fs.pipe_file(f"{folder}/{MANIFEST}", encode(grown))
+            self._fs.pipe_file(f"{folder}/{MANIFEST}", encode(new_shelf))
         faults.point("archive.named")
-        return grown
+        return new_shelf

@@ -23,9 +23,9 @@ from millrace.infra.log.topics import logical_name
 
 log = logging.getLogger(__name__)
 
-COMPACTED = ("workers", "changelog.")
+COMPACT_TOPICS = ("workers", "changelog.")
 """beginnings of logical names of topics that forget by key: they hold a state, no history"""
-RESTRICTED = "raw"
+RAW_TOPIC = "raw"
 """what is captured before governance: it is gone when its hours are over"""
 
 
@@ -37,10 +37,10 @@ class ArchivedSegment(NamedTuple):
     segment: Segment
 
 
-def archived(topic: str, *, raw: bool) -> bool:
+def is_archived(topic: str, *, raw: bool) -> bool:
     """Whether a topic (full name) is one that is archived."""
     name = logical_name(topic)
-    return not name.startswith(COMPACTED) and (raw or name != RESTRICTED)
+    return not name.startswith(COMPACT_TOPICS) and (raw or name != RAW_TOPIC)
 
 
 class Archiver:
@@ -74,7 +74,7 @@ class Archiver:
         try:
             with self._archive.writing():
                 for topic in self._bus.topics(self._prefix):
-                    if archived(topic, raw=self._raw):
+                    if is_archived(topic, raw=self._raw):
                         for partition in range(self._bus.partitions(topic)):
                             yield from self._partition(topic, partition)
         except OSError as error:
@@ -85,22 +85,22 @@ class Archiver:
 
     def _partition(self, topic: str, partition: int) -> Iterator[ArchivedSegment]:
         shelf = self._shelf(topic, partition)
-        kept, end = self._bus.starts(topic)[partition], self._bus.ends(topic)[partition]
-        at = kept if shelf.end is None else shelf.end
-        if kept > at:
-            log.warning("%s/%d: offsets %d to %d were gone before they were archived", topic, partition, at, kept)
-            at = kept
+        start, end = self._bus.starts(topic)[partition], self._bus.ends(topic)[partition]
+        at = start if shelf.end is None else shelf.end
+        if start > at:
+            log.warning("%s/%d: offsets %d to %d were gone before they were archived", topic, partition, at, start)
+            at = start
         records = Ahead(self._bus.read(topic, partition, at, end))
         while at < end:
             with self._archive.drafting(topic, partition) as draft:
-                filled = self._filler.fill(draft, records, at, end)
-                if filled is None or (not filled.full and filled.segment.since > self._old()):
+                filling = self._filler.fill(draft, records, at, end)
+                if filling is None or (not filling.is_full and filling.segment.since > self._age_limit()):
                     return
-                shelf = self._archive.add(shelf, filled.segment, draft)
-            at = filled.segment.end
-            yield ArchivedSegment(topic, partition, filled.segment)
+                shelf = self._archive.add(shelf, filling.segment, draft)
+            at = filling.segment.end
+            yield ArchivedSegment(topic, partition, filling.segment)
 
-    def _old(self) -> float:
+    def _age_limit(self) -> float:
         """The time (micros) of a record from which on it is too young for a segment that is not full."""
         return (self._clock() - self._close_s) * 1e6
 
@@ -110,24 +110,24 @@ class Archiver:
         shelf = self._archive.shelf(topic, partition)
         if shelf is None:
             return Shelf(topic, partition, partitions)
-        if shelf.end is not None and not self._same(shelf, shelf.end):
+        if shelf.end is not None and not self._is_same_topic(shelf, shelf.end):
             raise ArchiveError(
                 f"{topic}/{partition} was made anew since {self._archive.root} was written: archive into another "
                 "directory ([archive] root)"
             )
         return Shelf(topic, partition, partitions, shelf.segments)
 
-    def _same(self, shelf: Shelf, end: int) -> bool:
+    def _is_same_topic(self, shelf: Shelf, end: int) -> bool:
         """Whether the topic is the one that was archived: it reaches as far, and what both keep last is the same."""
-        if self._bus.written(shelf.topic)[shelf.partition] < end:
+        if self._bus.log_ends(shelf.topic)[shelf.partition] < end:
             return False
         last = shelf.segments[-1]
         newest = None
-        for stored in self._archive.stored(shelf.topic, shelf.partition, last):
-            newest = stored.record
+        for row in self._archive.rows(shelf.topic, shelf.partition, last):
+            newest = row.record
         if newest is None or newest.offset < self._bus.starts(shelf.topic)[shelf.partition]:
             return True
-        found = self._bus.fetch([Place(shelf.topic, shelf.partition, newest.offset)])[0]
-        if found is None:  # it may have been forgotten meanwhile
+        record = self._bus.fetch([Place(shelf.topic, shelf.partition, newest.offset)])[0]
+        if record is None:  # it may have been forgotten meanwhile
             return newest.offset < self._bus.starts(shelf.topic)[shelf.partition]
-        return (found.key, found.value) == (newest.key, newest.value)
+        return (record.key, record.value) == (newest.key, newest.value)

@@ -51,7 +51,7 @@ class ArchivedBus(Bus):
 
     def starts(self, topic: str) -> dict[int, int]:
         shelves = self._archive.shelves(topic)
-        return {p: self._start(shelves.get(p), kept) for p, kept in self._kept(topic, shelves).items()}
+        return {p: self._start(shelves.get(p), start) for p, start in self._topic_starts(topic, shelves).items()}
 
     def ends(self, topic: str) -> dict[int, int]:
         try:
@@ -59,29 +59,29 @@ class ArchivedBus(Bus):
         except TopicError:
             return self._archived_ends(topic)
 
-    def written(self, topic: str) -> dict[int, int]:
+    def log_ends(self, topic: str) -> dict[int, int]:
         try:
-            return self._bus.written(topic)
+            return self._bus.log_ends(topic)
         except TopicError:
             return self._archived_ends(topic)
 
     def since(self, topic: str, moment: int) -> dict[int, int]:
         shelves = self._archive.shelves(topic)
-        kept, starts = self._kept(topic, shelves), self.starts(topic)
+        topic_starts, starts = self._topic_starts(topic, shelves), self.starts(topic)
         try:
-            found = self._bus.since(topic, moment)
+            offsets = self._bus.since(topic, moment)
         except TopicError:
-            found = self._archived_ends(topic)
+            offsets = self._archived_ends(topic)
         for partition, shelf in shelves.items():
-            for segment in shelf.within(starts[partition], kept[partition]):
+            for segment in shelf.within(starts[partition], topic_starts[partition]):
                 if segment.until >= moment:
-                    rows = self._archive.records(topic, partition, segment.first, kept[partition])
-                    late = (record.offset for record in rows if record.timestamp >= moment)
-                    found[partition] = next(late, found[partition])
+                    rows = self._archive.records(topic, partition, segment.first, topic_starts[partition])
+                    candidates = (record.offset for record in rows if record.timestamp >= moment)
+                    offsets[partition] = next(candidates, offsets[partition])
                     break
-        return found
+        return offsets
 
-    def _kept(self, topic: str, shelves: Mapping[int, Shelf]) -> dict[int, int]:
+    def _topic_starts(self, topic: str, shelves: Mapping[int, Shelf]) -> dict[int, int]:
         """The first offset that the topic holds, per partition; the archive's end for a topic that is gone."""
         try:
             return self._bus.starts(topic)
@@ -90,8 +90,8 @@ class ArchivedBus(Bus):
                 raise
             return self._archived_ends(topic)
 
-    def _start(self, shelf: Shelf | None, kept: int) -> int:
-        return kept if shelf is None else shelf.start(kept)
+    def _start(self, shelf: Shelf | None, topic_start: int) -> int:
+        return topic_start if shelf is None else shelf.start(topic_start)
 
     def _archived_ends(self, topic: str) -> dict[int, int]:
         shelves = self._archive.shelves(topic)
@@ -102,8 +102,8 @@ class ArchivedBus(Bus):
         """Read whole what is kept of a topic that the topic itself has forgotten. Raises ArchiveError naming the first
         segment, and the offset, that is damaged."""
         shelves = self._archive.shelves(topic)
-        for partition, kept in self._kept(topic, shelves).items():
-            for _ in self._archive.records(topic, partition, 0, kept):
+        for partition, topic_start in self._topic_starts(topic, shelves).items():
+            for _ in self._archive.records(topic, partition, 0, topic_start):
                 """Each record is compared with its digest as it is read."""
 
     # -- reading
@@ -114,33 +114,33 @@ class ArchivedBus(Bus):
 
     def _pieces(self, topic: str, partition: int, start: int, stop: int) -> Iterator[Record]:
         shelves = self._archive.shelves(topic)
-        at = max(start, self._start(shelves.get(partition), self._kept(topic, shelves)[partition]))
+        at = max(start, self._start(shelves.get(partition), self._topic_starts(topic, shelves)[partition]))
         # Retention may go on while the archive is read: look again until the topic holds what comes next.
-        while at < (kept := min(self._kept(topic, shelves)[partition], stop)):
-            yield from self._archive.records(topic, partition, at, kept)
-            at = kept
+        while at < (border := min(self._topic_starts(topic, shelves)[partition], stop)):
+            yield from self._archive.records(topic, partition, at, border)
+            at = border
         if at < stop:
             yield from self._bus.read(topic, partition, at, stop)
 
     def fetch(self, places: Sequence[Place]) -> list[Record | None]:
-        asked, found = list[Place](), dict[Place, Record]()
+        in_topic, records = list[Place](), dict[Place, Record]()
         older: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-        kept = {topic: self._kept_or_none(topic) for topic in {place.topic for place in places}}
+        starts_by_topic = {topic: self._kept_or_none(topic) for topic in {place.topic for place in places}}
         for place in places:
-            starts = kept[place.topic]
+            starts = starts_by_topic[place.topic]
             if starts is None or place.offset < starts.get(place.partition, 0):
                 older[place.topic, place.partition].append(place.offset)
             else:
-                asked.append(place)
-        for place, record in zip(asked, self._bus.fetch(asked) if asked else [], strict=True):
+                in_topic.append(place)
+        for place, record in zip(in_topic, self._bus.fetch(in_topic) if in_topic else [], strict=True):
             if record is not None:
-                found[place] = record
+                records[place] = record
             elif place.offset < self._bus.starts(place.topic).get(place.partition, 0):
                 older[place.topic, place.partition].append(place.offset)  # forgotten since it was looked at
         for (topic, partition), offsets in older.items():
-            archived = self._archive.fetch(topic, partition, offsets)
-            found |= {Place(topic, partition, offset): record for offset, record in archived.items()}
-        return [found.get(place) for place in places]
+            rows = self._archive.fetch(topic, partition, offsets)
+            records |= {Place(topic, partition, offset): record for offset, record in rows.items()}
+        return [records.get(place) for place in places]
 
     def _kept_or_none(self, topic: str) -> dict[int, int] | None:
         try:
@@ -170,8 +170,8 @@ class ArchivedBus(Bus):
     def expel(self, group: str, member_id: str) -> bool:
         return self._bus.expel(group, member_id)
 
-    def settled(self, topic: str, partition: int) -> bool:
-        return self._bus.settled(topic, partition)
+    def is_settled(self, topic: str, partition: int) -> bool:
+        return self._bus.is_settled(topic, partition)
 
     def mend(self) -> int:
         return self._bus.mend()

@@ -33,11 +33,11 @@ class Ahead:
         self.next = next(self._records, None)
 
 
-class Filled(NamedTuple):
+class Filling(NamedTuple):
     """A segment that was written into a draft, and whether it is as large as it may be."""
 
     segment: Segment
-    full: bool
+    is_full: bool
 
 
 class Filler:
@@ -47,26 +47,26 @@ class Filler:
         self._claims = claims
         self._size = size
 
-    def fill(self, draft: Path, records: Ahead, first: int, end: int) -> Filled | None:
+    def fill(self, draft: Path, records: Ahead, first: int, end: int) -> Filling | None:
         """Write records into `draft` until it is full, or to the last; None without any. The segment reaches up to the
         next record, or to `end`, so that what lies between two is never only a transaction's marker."""
         claims, since, until = dict[str, int](), 0, 0
         with SegmentWriter(draft) as writer:
             while (record := records.next) is not None and writer.size < self._size:
                 records.go_on()
-                digest, claimed = self._behind(record)
+                digest, body = self._behind(record)
                 if digest:
                     claims[digest] = record.offset
                 since = min(since, record.timestamp) if writer.records else record.timestamp
                 until = max(until, record.timestamp)
-                writer.add(record, claimed)
+                writer.add(record, body)
         if not writer.records:
             return None
         with draft.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         last = end if records.next is None else records.next.offset
-        made = Segment(first, last, writer.records, draft.stat().st_size, sha256, since, until, claims)
-        return Filled(made, writer.size >= self._size)
+        segment = Segment(first, last, writer.records, draft.stat().st_size, sha256, since, until, claims)
+        return Filling(segment, writer.size >= self._size)
 
     def _behind(self, record: Record) -> tuple[str, bytes | None]:
         """The digest and the bytes behind a record that is a claim; nothing for any other, or where they are gone."""

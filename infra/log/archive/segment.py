@@ -60,15 +60,15 @@ class ArchivedRecord(NamedTuple):
     claimed: bytes | None
 
 
-def digest_of(record: Record, claimed: bytes | None) -> bytes:
+def digest_of(record: Record, body: bytes | None) -> bytes:
     """Of all that a row says (16 bytes): each part goes in behind its length."""
-    made = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     numbers = b"%d,%d" % (record.offset, record.timestamp)
     headers = [part for name, value in record.headers.items() for part in (name.encode(), value)]
-    for part in (numbers, record.key, record.value, claimed, *headers):
-        made.update(b"-" if part is None else b"%d:" % len(part))
-        made.update(part or b"")
-    return made.digest()
+    for part in (numbers, record.key, record.value, body, *headers):
+        digest.update(b"-" if part is None else b"%d:" % len(part))
+        digest.update(part or b"")
+    return digest.digest()
 
 
 class SegmentWriter:
@@ -83,10 +83,10 @@ class SegmentWriter:
             path, SCHEMA, compression="zstd", compression_level=1, write_page_checksum=True, use_dictionary=["key"]
         )
 
-    def add(self, record: Record, claimed: bytes | None) -> None:
+    def add(self, record: Record, body: bytes | None) -> None:
         """The next record, in the order of offsets."""
-        self._rows.append(ArchivedRecord(record, claimed))
-        size = len(record.key) + len(record.value or b"") + len(claimed or b"")
+        self._rows.append(ArchivedRecord(record, body))
+        size = len(record.key) + len(record.value or b"") + len(body or b"")
         self._pending += size
         self.size += size
         self.records += 1
@@ -137,17 +137,17 @@ def read(data: pa.Buffer, topic: str, partition: int, name: str) -> Iterator[Arc
             raise ArchiveError(f"{name} has other columns than a segment: restore it from a copy")
         for group in groups:
             for row in cast(list[_Row], file.read_row_group(group).to_pylist()):  # its schema is SCHEMA
-                stored = _stored(row, topic, partition)
-                if stored.record.offset <= last or digest_of(*stored) != row["digest"]:
-                    raise ArchiveError(f"{name} is damaged at offset {stored.record.offset}: restore it from a copy")
-                last = stored.record.offset
-                yield stored
+                entry = _entry_of(row, topic, partition)
+                if entry.record.offset <= last or digest_of(*entry) != row["digest"]:
+                    raise ArchiveError(f"{name} is damaged at offset {entry.record.offset}: restore it from a copy")
+                last = entry.record.offset
+                yield entry
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         where = f"behind offset {last}" if last >= 0 else "from its beginning"
         raise ArchiveError(f"{name} is damaged {where} ({error}): restore it from a copy") from error
 
 
-def _stored(row: _Row, topic: str, partition: int) -> ArchivedRecord:
+def _entry_of(row: _Row, topic: str, partition: int) -> ArchivedRecord:
     headers = {header["name"]: header["value"] for header in row["headers"]}
     record = Record(topic, partition, row["offset"], row["key"], row["value"], headers, row["timestamp"])
     return ArchivedRecord(record, row["claimed"])

@@ -54,9 +54,9 @@ class Shelf(msgspec.Struct, frozen=True):
             raise ArchiveError(f"{self.topic}/{self.partition} is archived up to {self.end}: {segment.first} is again")
         return msgspec.structs.replace(self, partitions=partitions, segments=(*self.segments, segment))
 
-    def start(self, kept: int) -> int:
-        """Where the history begins that reaches without a hole up to offset `kept` (the first that the topic holds)."""
-        at = kept
+    def start(self, head: int) -> int:
+        """Where the history begins that reaches without a hole up to offset `head` (the first that the topic holds)."""
+        at = head
         for segment in reversed(self.segments):
             if segment.end < at:
                 break

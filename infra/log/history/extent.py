@@ -65,14 +65,14 @@ class Extent:
             self._measure(kind)
         self._measure_joint()
         for kind in ORDER[ORDER.index(JOINT[-1]) + 1 :]:
-            self._decided(kind)
+            self._await_decisions(kind)
             self._measure(kind)
         for kind in ORDER:
             self._describe(kind)
 
     def has_moved(self, kind: str, partition: int) -> bool:
         """Whether anything, decided or not, was written to a partition since its end was taken."""
-        return self._history.written(kind).get(partition) != self.ends[kind].get(partition)
+        return self._history.log_ends(kind).get(partition) != self.ends[kind].get(partition)
 
     def _measure_joint(self) -> None:
         """The ends of one moment at which nothing was open on any of them: a transaction ends on one partition after
@@ -80,20 +80,20 @@ class Extent:
         until = time.monotonic() + PATIENCE_S
         while True:
             before = {kind: self._history.ends(kind) for kind in JOINT}
-            written = {kind: self._history.written(kind) for kind in JOINT}
+            log_ends = {kind: self._history.log_ends(kind) for kind in JOINT}
             for kind in JOINT:
                 self._measure(kind)
-            if before == written == {kind: self.ends[kind] for kind in JOINT}:
+            if before == log_ends == {kind: self.ends[kind] for kind in JOINT}:
                 return
             if time.monotonic() > until:
                 self.notes.append(f"transactions on {', '.join(JOINT)} never rested: {MAY_BE_WHOLE}")
                 return
             time.sleep(LOOK_S)
 
-    def _decided(self, kind: str) -> None:
+    def _await_decisions(self, kind: str) -> None:
         """Wait until what was written before now is decided."""
-        written, until = self._history.written(kind), time.monotonic() + PATIENCE_S
-        while any(end < written[p] for p, end in self._history.ends(kind).items()):
+        log_ends, until = self._history.log_ends(kind), time.monotonic() + PATIENCE_S
+        while any(end < log_ends[p] for p, end in self._history.ends(kind).items()):
             if time.monotonic() > until:
                 self.notes.append(f"transactions on {kind} stayed open: {MAY_BE_WHOLE}")
                 return
@@ -106,6 +106,6 @@ class Extent:
         name = self._history.names[kind]
         if not self.starts[kind]:
             self.notes.append(f"{name} does not exist")
-        lost = ", ".join(f"{p} from offset {at}" for p, at in sorted(self.starts[kind].items()) if at > 0)
-        if lost:
-            self.notes.append(f"{name} has lost its beginning to retention; read partition {lost}")
+        losses = ", ".join(f"{p} from offset {at}" for p, at in sorted(self.starts[kind].items()) if at > 0)
+        if losses:
+            self.notes.append(f"{name} has lost its beginning to retention; read partition {losses}")

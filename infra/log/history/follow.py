@@ -11,7 +11,7 @@ from typing import Any, Generic, Self
 
 from millrace.infra.log.base import EARLIEST, Record
 from millrace.infra.log.history.kinds import Kind, R
-from millrace.infra.log.history.reader import History, Unreadable, named
+from millrace.infra.log.history.reader import History, Unreadable, name_in_log
 from millrace.infra.log.history.rows import Row
 
 
@@ -19,7 +19,7 @@ class PartitionCursor(Generic[R]):
     """What is new in one partition each time it is asked."""
 
     def __init__(
-        self, history: History, kind: Kind[R], partition: int = 0, start: int = 0, unreadable: Unreadable = named
+        self, history: History, kind: Kind[R], partition: int = 0, start: int = 0, unreadable: Unreadable = name_in_log
     ) -> None:
         self._history = history
         self._kind = kind
@@ -28,7 +28,7 @@ class PartitionCursor(Generic[R]):
         self.next = start
         """behind the last record that was taken"""
 
-    def new(self, end: int | None = None) -> Iterator[Row[R]]:
+    def rows_on(self, end: int | None = None) -> Iterator[Row[R]]:
         """Rows from where the last call stopped to the stable end, or to `end`. A record whose taker raises is given
         again."""
         bus, topic = self._history.bus, self._history.names[self._kind]
@@ -46,7 +46,7 @@ class PartitionCursor(Generic[R]):
 class Follower:
     """Follows every partition of several kinds, from what is kept."""
 
-    def __init__(self, history: History, kinds: Sequence[str], unreadable: Unreadable = named) -> None:
+    def __init__(self, history: History, kinds: Sequence[str], unreadable: Unreadable = name_in_log) -> None:
         self._history = history
         self._unreadable = unreadable
         self._kinds = {history.names[kind]: kind for kind in kinds}

@@ -75,7 +75,7 @@ HOLDS: Mapping[str, tuple[str, ...]] = {
 }
 """names of the records that each kind of topic holds"""
 
-SHARED = frozenset({RAW, EVENTS, DEAD_LETTERS, WORKERS, DECISIONS})
+SHARED_KINDS = frozenset({RAW, EVENTS, DEAD_LETTERS, WORKERS, DECISIONS})
 """kinds of which every policy of a namespace uses the same topic"""
 
 
@@ -83,7 +83,7 @@ def topics_of(namespace: str, policy: str) -> dict[str, str]:
     """Full names of the topics by kind."""
     turns = {turns_of(role): turns_of(stage) for role, stage in stages_of(policy).items()}
     return {
-        kind: full_name(namespace, turns.get(kind) or (kind if kind in SHARED else f"{policy}.{kind}"))
+        kind: full_name(namespace, turns.get(kind) or (kind if kind in SHARED_KINDS else f"{policy}.{kind}"))
         for kind in HOLDS
     }
 

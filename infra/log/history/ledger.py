@@ -40,11 +40,11 @@ def stored_hash(value: bytes) -> bytes:
     return hashlib.sha256(entry["prev_hash"] + out.getvalue()).digest()
 
 
-def chained(entry: LedgerEntry, previous: bytes) -> LedgerEntry:
+def chain_entry(entry: LedgerEntry, previous: bytes) -> LedgerEntry:
     """The entry with its place in the chain: `previous` is the parent's hash, empty for version 0."""
-    linked: LedgerEntry = {**entry, "prev_hash": previous, "hash": b""}
-    linked["hash"] = entry_hash(linked)
-    return linked
+    link: LedgerEntry = {**entry, "prev_hash": previous, "hash": b""}
+    link["hash"] = entry_hash(link)
+    return link
 
 
 def entries(records: Iterable[Record]) -> Iterator[LedgerEntry]:
@@ -76,12 +76,12 @@ def read(bus: Bus, topic: str) -> Iterator[LedgerEntry]:
 
 def digests(history: History) -> dict[int, str]:
     """The digest of each version of a policy: the ledger's, where it names one, else that of its first weight event."""
-    announced, trained = dict[int, str](), dict[int, str]()
+    event_digests, ledger_digests = dict[int, str](), dict[int, str]()
     for event in history.rows(WEIGHTS):
-        announced.setdefault(event["version"], event["digest"])
+        event_digests.setdefault(event["version"], event["digest"])
     for entry in history.rows(LEDGER):
-        trained.setdefault(entry["version"], entry["digest"])
-    return {**announced, **trained}
+        ledger_digests.setdefault(entry["version"], entry["digest"])
+    return {**event_digests, **ledger_digests}
 
 
 def _against(parent: LedgerEntry | None, entry: LedgerEntry) -> str | None:

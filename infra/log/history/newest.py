@@ -45,10 +45,10 @@ def head(bus: Bus, weights: str, ledger: str, patience_s: float | None = None) -
     only one of them: up to `patience_s` seconds, MARKERS_S unless told, are spent on that. Raises LedgerError when they
     still disagree."""
     longest = MARKERS_S if patience_s is None else patience_s
-    again = Retrying(
+    retrying = Retrying(
         retry=retry_if_exception_type(_Apart), stop=stop_after_delay(longest), wait=wait_fixed(0.05), reraise=True
     )
-    return again(_head, bus, weights, ledger)
+    return retrying(_head, bus, weights, ledger)
 
 
 class _Apart(LedgerError):
@@ -88,23 +88,23 @@ def _event_with(version: int, digest: str) -> Callable[[Record], bool]:
     """Whether a record is the weight event of a version with its digest. Nobody else's bytes hide it, and no event of
     the same number that the ledger does not name."""
 
-    def wanted(record: Record) -> bool:
-        found = readable(WeightVersion, record)
-        return found is not None and (found["version"], found["digest"]) == (version, digest)
+    def is_event(record: Record) -> bool:
+        event = readable(WeightVersion, record)
+        return event is not None and (event["version"], event["digest"]) == (version, digest)
 
-    return wanted
+    return is_event
 
 
 def _entry_of(version: int) -> Callable[[Record], bool]:
     """Whether a record is the ledger entry of a version, with the hash of its bytes. Nobody else's bytes hide it."""
 
-    def wanted(record: Record) -> bool:
-        found = readable(LedgerEntry, record)
-        if found is None or found["version"] != version:
+    def is_entry(record: Record) -> bool:
+        entry = readable(LedgerEntry, record)
+        if entry is None or entry["version"] != version:
             return False
-        return stored_hash(record.value or b"") == found["hash"]
+        return stored_hash(record.value or b"") == entry["hash"]
 
-    return wanted
+    return is_entry
 
 
 def _is_entry(record: Record) -> bool:

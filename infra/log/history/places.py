@@ -1,7 +1,7 @@
 """From places to trajectories: the one reader that learner, replay and selections share.
 
 Invariants: what comes back is in the order that was asked for; a place whose record cannot be read any more comes back
-as `Lost` with the reason, never as an exception, so that one bad record stops nobody; an unreachable log is an
+as `LostRecord` with the reason, never as an exception, so that one bad record stops nobody; an unreachable log is an
 exception, since it says nothing about the records.
 """
 
@@ -25,14 +25,14 @@ CORRUPT = "not a trajectory that this release reads"
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRecord:
     """A record that cannot be read any more. `reason`: one of this module's; `detail`: in words."""
 
     reason: str
     detail: str
 
 
-Found: TypeAlias = Trajectory | Lost
+ReadResult: TypeAlias = Trajectory | LostRecord
 
 
 class PlaceReader:
@@ -43,7 +43,7 @@ class PlaceReader:
         self._claims = claims
         self._partitions: dict[str, int] = {}
 
-    def trajectories(self, places: Sequence[Place]) -> list[Found]:
+    def trajectories(self, places: Sequence[Place]) -> list[ReadResult]:
         """The trajectory at each place, same order. Raises UnreachableError."""
         possible = [place for place in places if self._may_be(place)]
         records = dict(zip(possible, self._bus.fetch(possible) if possible else [], strict=True))
@@ -58,16 +58,16 @@ class PlaceReader:
                 return False
         return 0 <= place.partition < self._partitions[place.topic] and place.offset >= 0
 
-    def _read(self, place: Place, record: Record | None) -> Found:
+    def _read(self, place: Place, record: Record | None) -> ReadResult:
         where = f"{place.topic}/{place.partition}@{place.offset}"
         if record is None or record.value is None:
-            return Lost(GONE, f"{where} holds no committed record (any more)")
+            return LostRecord(GONE, f"{where} holds no committed record (any more)")
         try:
-            found: Trajectory = row_of(TRAJECTORIES, record, self._claims.resolve).record
-            return found
+            trajectory: Trajectory = row_of(TRAJECTORIES, record, self._claims.resolve).record
+            return trajectory
         except StorageError as error:
             raise UnreachableError(str(error)) from error
         except ClaimError as error:
-            return Lost(CLAIM, f"{where}: {error}")
+            return LostRecord(CLAIM, f"{where}: {error}")
         except SchemaError as error:
-            return Lost(CORRUPT, f"{where}: {error}")
+            return LostRecord(CORRUPT, f"{where}: {error}")

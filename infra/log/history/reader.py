@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from millrace.infra.errors import ClaimError, StorageError, TopicError
 from millrace.infra.log.base import Bus, Place, Record
-from millrace.infra.log.history.kinds import HOLDS, SHARED, Kind, R, topics_of
+from millrace.infra.log.history.kinds import HOLDS, SHARED_KINDS, Kind, R, topics_of
 from millrace.infra.log.history.rows import Resolve, Row, as_stored, row_of
 from millrace.infra.log.readable import passed_over
 from millrace.schemas.errors import BeyondBounds, SchemaError
@@ -29,7 +29,7 @@ def left_out(kind: str, record: Record, error: SchemaError | ClaimError) -> None
     """Say nothing: what does not decode is about nothing that could be named. The audit names it."""
 
 
-def named(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
+def name_in_log(kind: str, record: Record, error: SchemaError | ClaimError) -> None:
     """Name it in the log of this process. Raises a StorageError, since that says nothing about the record."""
     if isinstance(error, StorageError):
         raise error
@@ -54,7 +54,7 @@ class Stretch:
         )
 
 
-WHOLE = Stretch()
+FULL_STRETCH = Stretch()
 
 
 class History:
@@ -62,7 +62,7 @@ class History:
     as records that cannot be read. `bounded`: so do records with a field beyond its bound, for whoever acts on them."""
 
     def __init__(
-        self, bus: Bus, namespace: str, policy: str, resolve: Resolve = as_stored, *, bounded: bool = False
+        self, bus: Bus, namespace: str, policy: str, resolve: Resolve = as_stored, *, is_bounded: bool = False
     ) -> None:
         self.bus = bus
         self.namespace = namespace
@@ -71,7 +71,7 @@ class History:
         self.names = topics_of(namespace, policy)
         """full names of the topics by kind"""
         self._own = policy.encode()
-        self._bounded = bounded
+        self._bounded = is_bounded
 
     # -- topics
 
@@ -84,17 +84,17 @@ class History:
 
     def starts(self, kind: str) -> dict[int, int]:
         """First offset kept, per partition; nothing for a topic that does not exist."""
-        return self._asked(self.bus.starts, kind)
+        return self._look_up(self.bus.starts, kind)
 
     def ends(self, kind: str) -> dict[int, int]:
         """Stable end per partition; nothing for a topic that does not exist."""
-        return self._asked(self.bus.ends, kind)
+        return self._look_up(self.bus.ends, kind)
 
-    def written(self, kind: str) -> dict[int, int]:
+    def log_ends(self, kind: str) -> dict[int, int]:
         """End per partition of all that was written, decided or not; nothing for a topic that does not exist."""
-        return self._asked(self.bus.written, kind)
+        return self._look_up(self.bus.log_ends, kind)
 
-    def _asked(self, look: Callable[[str], dict[int, int]], kind: str) -> dict[int, int]:
+    def _look_up(self, look: Callable[[str], dict[int, int]], kind: str) -> dict[int, int]:
         try:
             return look(self.names[kind])
         except TopicError:
@@ -103,22 +103,22 @@ class History:
     # -- records
 
     def records(
-        self, kind: str, partition: int | None = None, stretch: Stretch = WHOLE, *, own: bool = False
+        self, kind: str, partition: int | None = None, stretch: Stretch = FULL_STRETCH, *, own: bool = False
     ) -> Iterator[Record]:
         """Committed records as they lie there, of one partition or of all in turn. own: of a topic that policies share,
         only what is about this one or about none, as far as headers say."""
         some = self.partitions(kind) if partition is None else [partition]
-        found = chain.from_iterable(self._lying(kind, some, stretch))
-        return filter(self._is_ours, found) if own and kind in SHARED else found
+        stream = chain.from_iterable(self._lying(kind, some, stretch))
+        return filter(self._is_ours, stream) if own and kind in SHARED_KINDS else stream
 
     def _lying(self, kind: str, partitions: Sequence[int], stretch: Stretch) -> Iterator[Iterator[Record]]:
         """What lies in each of these partitions."""
         topic, since = self.names[kind], stretch.since
-        timed = since is not None or stretch.until is not None
-        first = {} if since is None else self._asked(lambda name: self.bus.since(name, since), kind)
+        is_timed = since is not None or stretch.until is not None
+        first = {} if since is None else self._look_up(lambda name: self.bus.since(name, since), kind)
         for partition in partitions:
-            found = self.bus.read(topic, partition, max(stretch.start, first.get(partition, 0)), stretch.end)
-            yield filter(stretch.holds, found) if timed else found
+            records = self.bus.read(topic, partition, max(stretch.start, first.get(partition, 0)), stretch.end)
+            yield filter(stretch.holds, records) if is_timed else records
 
     def _is_ours(self, record: Record) -> bool:
         return record.headers.get("policy", self._own) == self._own
@@ -129,28 +129,28 @@ class History:
         self,
         kind: Kind[R],
         partition: int | None = None,
-        stretch: Stretch = WHOLE,
+        stretch: Stretch = FULL_STRETCH,
         *,
         own: bool = False,
         only: Callable[[Record], bool] | None = None,
-        unreadable: Unreadable = named,
+        unreadable: Unreadable = name_in_log,
     ) -> Iterator[Row[R]]:
         """Decoded records, as `records`. own: what the records themselves say counts too; only: what is not wanted is
         not decoded."""
-        shared = own and kind in SHARED
+        is_shared = own and kind in SHARED_KINDS
         for record in self.records(kind, partition, stretch, own=own):
             if only is None or only(record):
                 row = self.row(kind, record, unreadable)
-                if row is not None and (not shared or _policy_of(row) in (None, self.policy)):
+                if row is not None and (not is_shared or _policy_of(row) in (None, self.policy)):
                     yield row
 
     @overload
-    def row(self, kind: Kind[R], record: Record, unreadable: Unreadable = named) -> Row[R] | None: ...
+    def row(self, kind: Kind[R], record: Record, unreadable: Unreadable = name_in_log) -> Row[R] | None: ...
 
     @overload
-    def row(self, kind: str, record: Record, unreadable: Unreadable = named) -> Row[Any] | None: ...
+    def row(self, kind: str, record: Record, unreadable: Unreadable = name_in_log) -> Row[Any] | None: ...
 
-    def row(self, kind: str, record: Record, unreadable: Unreadable = named) -> Row[Any] | None:
+    def row(self, kind: str, record: Record, unreadable: Unreadable = name_in_log) -> Row[Any] | None:
         """One record decoded; what `unreadable` makes of it when it is none that its kind of topic holds."""
         try:
             row = row_of(kind, record, self.resolve)
@@ -163,19 +163,21 @@ class History:
     def newest_by_key(self, kind: str) -> dict[bytes, Record]:
         """What a compacted topic says: the newest record of each key, without those whose key was given up. Raises
         TopicError for a topic that does not exist, which would say that nobody is there."""
-        found: dict[bytes, Record] = {}
+        newest: dict[bytes, Record] = {}
         for partition in range(self.bus.partitions(self.names[kind])):
             for record in self.records(kind, partition):
-                found[record.key] = record
-        return {key: record for key, record in found.items() if record.value is not None}
+                newest[record.key] = record
+        return {key: record for key, record in newest.items() if record.value is not None}
 
-    def fetch(self, kind: Kind[R], places: Sequence[Place], unreadable: Unreadable = named) -> list[Row[R] | None]:
+    def fetch(
+        self, kind: Kind[R], places: Sequence[Place], unreadable: Unreadable = name_in_log
+    ) -> list[Row[R] | None]:
         """The rows at places in this kind of topic, in the same order; None where nothing readable lies (any more), or
         a Progress where an event should, and for a place that can be none of its: what is forged may name any."""
         topic, count = self.names[kind], len(self.partitions(kind))
         there = [p for p in places if p.topic == topic and 0 <= p.partition < count and 0 <= p.offset < 1 << 63]
-        found = dict(zip(there, self.bus.fetch(there) if there else [], strict=True))
-        rows = (self.row(kind, record, unreadable) if (record := found.get(place)) else None for place in places)
+        records = dict(zip(there, self.bus.fetch(there) if there else [], strict=True))
+        rows = (self.row(kind, record, unreadable) if (record := records.get(place)) else None for place in places)
         return [row if row is not None and row.name == HOLDS[kind][0] else None for row in rows]
 
 

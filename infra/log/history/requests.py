@@ -23,7 +23,7 @@ class WholeRequests:
         """Take a call. Raises SchemaError for one whose body cannot be read."""
         self._store(event).add(event["id"], event.body)
 
-    def whole(self, event: Row[Event]) -> ModelCall:
+    def resolve(self, event: Row[Event]) -> ModelCall:
         """A call with its whole request, as it is where that is not known. Raises SchemaError like `add`."""
         body: ModelCall = event.body
         request = self._store(event).add(event["id"], body)
@@ -38,7 +38,7 @@ class WholeRequests:
 def whole_calls(calls: Iterable[Row[Event]]) -> list[ModelCall]:
     """The bodies of model calls, each with its whole request where these calls say it. Raises SchemaError for a body
     that cannot be read."""
-    given, requests = list(calls), WholeRequests()
-    for call in given:
+    events, requests = list(calls), WholeRequests()
+    for call in events:
         requests.add(call)
-    return [requests.whole(call) for call in given]
+    return [requests.resolve(call) for call in events]

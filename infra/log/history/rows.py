@@ -68,9 +68,9 @@ def row_of(kind: str, record: Record, resolve: Resolve = as_stored) -> Row[Any]:
     ClaimError where its claimed bytes cannot be had."""
     if record.value is None:
         raise CorruptRecord("a tombstone where every record is kept")
-    stored = resolve(record).value or b""
-    name, fields = decode(stored)
-    wanted = HOLDS[kind]
-    if name not in wanted:
-        raise CorruptRecord(f"a {name} where a {wanted[0]} belongs")
-    return Row(record, name, fields, stored, kind)
+    data = resolve(record).value or b""
+    name, fields = decode(data)
+    kinds = HOLDS[kind]
+    if name not in kinds:
+        raise CorruptRecord(f"a {name} where a {kinds[0]} belongs")
+    return Row(record, name, fields, data, kind)

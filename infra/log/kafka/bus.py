@@ -41,6 +41,7 @@ from millrace.infra.log.base import (
 from millrace.infra.log.kafka import mend
 from millrace.infra.log.kafka.common import (
     WAIT_S,
+    bus_error,
     common,
     is_fenced,
     know_topic,
@@ -48,9 +49,8 @@ from millrace.infra.log.kafka.common import (
     raise_ours,
     reading,
     records_of,
-    translated,
 )
-from millrace.infra.log.kafka.entry import ErrorListener, contact, greet, made
+from millrace.infra.log.kafka.entry import ErrorListener, contact, create, greet
 from millrace.infra.log.kafka.liveness import ClientWatcher
 from millrace.infra.log.kafka.mend import Mender, Trail
 from millrace.infra.log.kafka.read import KafkaMember, KafkaTail, take
@@ -95,7 +95,7 @@ class KafkaBus(Bus):
         self._idle: list[Consumer] = []
         self._counts: dict[str, int] = {}
         self._watcher = ClientWatcher(self._answers_others)
-        self._mender = Mender(self._cluster, self._unsettled, self._states, prefix, self._login())
+        self._mender = Mender(self._cluster, self._open_ends, self._states, prefix, self._login())
 
     # -- topics
 
@@ -108,9 +108,9 @@ class KafkaBus(Bus):
         """Whoever is not let in learns it here, at once and in words, not from a client that goes on trying."""
         with self._lock:
             if self._admin is None:
-                self._admin = made(kafka.AdminClient, {**self._base, "error_cb": self._heard})
-            admin, greeted = self._admin, self._greeted
-        if not greeted:
+                self._admin = create(kafka.AdminClient, {**self._base, "error_cb": self._heard})
+            admin, is_greeted = self._admin, self._greeted
+        if not is_greeted:
             self._heard.refusal = None
             with self._asking():
                 greet(admin, self._heard, self._bootstrap, WAIT_S)
@@ -118,21 +118,21 @@ class KafkaBus(Bus):
         return admin
 
     @contextmanager
-    def _asking(self, what: str = "asking") -> Iterator[None]:
+    def _asking(self, act: str = "asking") -> Iterator[None]:
         """A question to the administration. A client that got no answer may be silent for good: it is dropped."""
         try:
             yield
         except KafkaException as error:
-            ours = translated(error.args[0], what)
-            self._forget_admin(ours)
-            raise ours from error
+            fault = bus_error(error.args[0], act)
+            self._forget_admin(fault)
+            raise fault from error
         except BusError as error:
             self._forget_admin(error)
             raise
         except TimeoutError as error:
-            ours = UnreachableError(f"{what}: no answer in {WAIT_S:g} s. Check that the broker is up.")
-            self._forget_admin(ours)
-            raise ours from error
+            fault = UnreachableError(f"{act}: no answer in {WAIT_S:g} s. Check that the broker is up.")
+            self._forget_admin(fault)
+            raise fault from error
 
     def _forget_admin(self, error: BusError) -> None:
         if isinstance(error, UnreachableError):
@@ -152,10 +152,10 @@ class KafkaBus(Bus):
 
     def partitions(self, topic: str) -> int:
         if topic not in self._counts:
-            found = self._describe([topic])
-            if topic not in found:
+            counts = self._describe([topic])
+            if topic not in counts:
                 raise TopicError(f"topic {topic} is missing. Create it with `millrace topics`.")
-            self._counts[topic] = found[topic]
+            self._counts[topic] = counts[topic]
         return self._counts[topic]
 
     def _describe(self, names: Sequence[str]) -> dict[str, int]:
@@ -163,8 +163,8 @@ class KafkaBus(Bus):
         thawed know a topic before they lead it. Raises UnreachableError where leaders stay away."""
         deadline = time.monotonic() + WAIT_S
         while True:
-            known = self._cluster().topics
-            rows = [known[name] for name in names if name in known and _exists(known[name].error)]
+            topics = self._cluster().topics
+            rows = [topics[name] for name in names if name in topics and _exists(topics[name].error)]
             if all(row.partitions and all(p.leader >= 0 for p in row.partitions.values()) for row in rows):
                 return {row.topic: len(row.partitions) for row in rows}
             if time.monotonic() > deadline:
@@ -180,7 +180,7 @@ class KafkaBus(Bus):
                 if time.monotonic() > deadline:
                     raise UnreachableError(f"new topics are not known after {WAIT_S} s. Check the brokers.")
                 time.sleep(0.05)
-        self._alter(alterations(specs, self._found(specs)))
+        self._alter(alterations(specs, self._existing_specs(specs)))
         self.check_topics(specs)
 
     def _create(self, specs: Sequence[TopicSpec]) -> None:
@@ -216,10 +216,10 @@ class KafkaBus(Bus):
                 name,
                 incremental_configs=[
                     kafka.ConfigEntry(key, value, incremental_operation=kafka.AlterConfigOpType.SET)
-                    for key, value in changed.items()
+                    for key, value in settings.items()
                 ],
             )
-            for name, changed in changes.items()
+            for name, settings in changes.items()
         ]
         try:
             for future in self.admin.incremental_alter_configs(resources).values() if resources else ():
@@ -228,35 +228,35 @@ class KafkaBus(Bus):
             raise_ours(error, f"changing the settings of {', '.join(changes)}")
 
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
-        compare(specs, self._found(specs))
+        compare(specs, self._existing_specs(specs))
 
-    def _found(self, specs: Sequence[TopicSpec]) -> dict[str, TopicSpec]:
+    def _existing_specs(self, specs: Sequence[TopicSpec]) -> dict[str, TopicSpec]:
         """Those of the topics that exist, with their whole configurations."""
         counts = self._describe([spec.name for spec in specs])
         resources = [kafka.ConfigResource(kafka.ResourceType.TOPIC, name) for name in counts]
         with self._asking("reading the settings of topics"):
             answers = self.admin.describe_configs(resources).items() if resources else ()
             settings = {resource.name: future.result(WAIT_S) for resource, future in answers}
-        rows = {name: {key: entry.value for key, entry in found.items()} for name, found in settings.items()}
+        rows = {name: {key: entry.value for key, entry in entries.items()} for name, entries in settings.items()}
         return {name: TopicSpec(name, counts[name], rows[name]) for name in counts}
 
     def starts(self, topic: str) -> dict[int, int]:
-        return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.earliest()).items()}
+        return {p: at for (_, p), at in self._offsets(self._wheres(topic), kafka.OffsetSpec.earliest()).items()}
 
     def ends(self, topic: str) -> dict[int, int]:
-        return {p: at for (_, p), at in self._offsets(self._all(topic), kafka.OffsetSpec.latest()).items()}
+        return {p: at for (_, p), at in self._offsets(self._wheres(topic), kafka.OffsetSpec.latest()).items()}
 
     def since(self, topic: str, moment: int) -> dict[int, int]:
-        ends = self.written(topic)
-        asked = kafka.OffsetSpec.for_timestamp(max(0, -(-moment // 1000)))  # Kafka's clock counts milliseconds
-        found = self._offsets(self._all(topic), asked)
-        return {p: at if at >= 0 else ends[p] for (_, p), at in found.items()}
+        ends = self.log_ends(topic)
+        spec = kafka.OffsetSpec.for_timestamp(max(0, -(-moment // 1000)))  # Kafka's clock counts milliseconds
+        offsets = self._offsets(self._wheres(topic), spec)
+        return {p: at if at >= 0 else ends[p] for (_, p), at in offsets.items()}
 
-    def written(self, topic: str) -> dict[int, int]:
-        found = self._offsets(self._all(topic), kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
-        return {p: at for (_, p), at in found.items()}
+    def log_ends(self, topic: str) -> dict[int, int]:
+        offsets = self._offsets(self._wheres(topic), kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return {p: at for (_, p), at in offsets.items()}
 
-    def _all(self, topic: str) -> list[Where]:
+    def _wheres(self, topic: str) -> list[Where]:
         return [(topic, p) for p in range(self.partitions(topic))]
 
     def _offsets(
@@ -264,35 +264,35 @@ class KafkaBus(Bus):
     ) -> dict[Where, int]:
         if not wheres:
             return {}
-        asked = {TopicPartition(*where): spec for where in wheres}
+        requests = {TopicPartition(*where): spec for where in wheres}
 
         admin = self.admin
 
         def ask() -> dict[Where, int]:
-            answers = admin.list_offsets(asked, isolation_level=level, request_timeout=WAIT_S)
-            found = {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
-            if OFFSET_INVALID in found.values():  # so the library ends a wait in vain, without an error
+            answers = admin.list_offsets(requests, isolation_level=level, request_timeout=WAIT_S)
+            offsets = {(tp.topic, tp.partition): future.result(WAIT_S).offset for tp, future in answers.items()}
+            if OFFSET_INVALID in offsets.values():  # so the library ends a wait in vain, without an error
                 raise TimeoutError
-            return found
+            return offsets
 
         with self._asking():
             return patient(ask, admin, {topic for topic, _ in wheres}, "asking for offsets")
 
-    def _unsettled(self, wheres: Sequence[Where]) -> dict[Where, int]:
+    def _open_ends(self, wheres: Sequence[Where]) -> dict[Where, int]:
         """Stable ends of those partitions that hold something undecided."""
         stable = self._offsets(wheres, kafka.OffsetSpec.latest())
-        written = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
-        return {where: end for where, end in stable.items() if end < written[where]}
+        log_ends = self._offsets(wheres, kafka.OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        return {where: end for where, end in stable.items() if end < log_ends[where]}
 
-    def settled(self, topic: str, partition: int) -> bool:
-        return not self._unsettled([(topic, partition)])
+    def is_settled(self, topic: str, partition: int) -> bool:
+        return not self._open_ends([(topic, partition)])
 
     def mend(self) -> int:
         """See `mend`. On listeners that `kafka_wire` can speak with only."""
         return self._mender.mend() if self._mends() else 0
 
     def _mends(self) -> bool:
-        return self._speakable() and self._mender.able()
+        return self._speakable() and self._mender.can_mend()
 
     def _states(self) -> Iterator[Record]:
         for partition in range(self.partitions(mend.STATES)):
@@ -327,7 +327,7 @@ class KafkaBus(Bus):
             reader = self._idle.pop() if self._idle else None
         if reader is None:
             config = {**reading(self._base), "enable.partition.eof": True, "fetch.wait.max.ms": 5}
-            reader = made(Consumer, config)
+            reader = create(Consumer, config)
         try:
             yield reader
         except KafkaException as error:
@@ -356,8 +356,8 @@ class KafkaBus(Bus):
             reader.assign([TopicPartition(topic, partition, first)])
             for messages in _answers(reader, 1000):
                 # Making a record costs more than receiving it.
-                chosen = messages if only is None else [m for m in messages if m.error() or m.offset() in only]
-                for record in records_of(chosen, f"reading {topic}[{partition}]"):
+                selection = messages if only is None else [m for m in messages if m.error() or m.offset() in only]
+                for record in records_of(selection, f"reading {topic}[{partition}]"):
                     if record.offset >= stop:
                         return
                     yield record
@@ -367,18 +367,18 @@ class KafkaBus(Bus):
                     return
 
     def fetch(self, places: Sequence[Place]) -> list[Record | None]:
-        wanted: dict[Where, list[int]] = {}
+        requests: dict[Where, list[int]] = {}
         for topic, partition, offset in sorted(set(places)):
-            wanted.setdefault((topic, partition), []).append(offset)
-        starts = self._offsets(list(wanted), kafka.OffsetSpec.earliest())
-        ends = self._offsets(list(wanted), kafka.OffsetSpec.latest())
-        found: dict[Place, Record] = {}
-        for where, offsets in wanted.items():
-            kept = [offset for offset in offsets if starts[where] <= offset < ends[where]]
-            for run in _runs(kept):
+            requests.setdefault((topic, partition), []).append(offset)
+        starts = self._offsets(list(requests), kafka.OffsetSpec.earliest())
+        ends = self._offsets(list(requests), kafka.OffsetSpec.latest())
+        records: dict[Place, Record] = {}
+        for where, offsets in requests.items():
+            in_range = [offset for offset in offsets if starts[where] <= offset < ends[where]]
+            for run in _runs(in_range):
                 for record in self._read(*where, run[0], run[-1] + 1, set(run)):
-                    found[record.place] = record
-        return [found.get(Place(*place)) for place in places]
+                    records[record.place] = record
+        return [records.get(Place(*place)) for place in places]
 
     def tail(self, positions: Mapping[Where, int]) -> Tail:
         self._enter()
@@ -422,8 +422,8 @@ class KafkaBus(Bus):
                 return None
 
         with self._asking():
-            found = patient(ask, admin, (), f"describing group {group}")
-        if found is None:
+            description = patient(ask, admin, (), f"describing group {group}")
+        if description is None:
             return GroupView(True, ())
         rows = tuple(
             GroupMember(
@@ -432,10 +432,10 @@ class KafkaBus(Bus):
                 m.host,
                 frozenset((tp.topic, tp.partition) for tp in m.assignment.topic_partitions),
             )
-            for m in found.members
+            for m in description.members
         )
         calm = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
-        return GroupView(found.state in calm, rows)
+        return GroupView(description.state in calm, rows)
 
     def expel(self, group: str, member_id: str) -> bool:
         """Sends LeaveGroup in the member's name: the client library has no call for it. Where `kafka_wire`
@@ -443,8 +443,8 @@ class KafkaBus(Bus):
         if not self._speakable():
             return False
         with self._asking(f"describing group {group}"):
-            found = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
-        line = BrokerConnection(found.coordinator.host, found.coordinator.port, self._login())
+            description = self.admin.describe_consumer_groups([group], request_timeout=WAIT_S)[group].result(WAIT_S)
+        line = BrokerConnection(description.coordinator.host, description.coordinator.port, self._login())
         try:
             return line.leave_group(group, member_id)
         finally:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 30.0
 """how long anything may take before the broker counts as unreachable"""
 
-FENCED = {
+FENCE_LOSS = {
     KafkaError._FENCED,
     KafkaError._FATAL,
     KafkaError.PRODUCER_FENCED,
@@ -35,7 +35,7 @@ FENCED = {
 }
 MISSING = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE}
-BAD = {KafkaError.INVALID_RECORD}
+BAD_RECORD = {KafkaError.INVALID_RECORD}
 """what brokers say of a record that its topic does not take, whatever its size"""
 STALE = {
     KafkaError.FENCED_LEADER_EPOCH,
@@ -73,18 +73,18 @@ PASSING = STALE | {
 }
 
 
-def translated(error: KafkaError, what: str) -> BusError:
-    """Our error for a client's error that happened while doing `what`."""
-    code, text = error.code(), f"{what}: {error.str()}"
+def bus_error(error: KafkaError, act: str) -> BusError:
+    """Our error for a client's error that happened while doing `act`."""
+    code, text = error.code(), f"{act}: {error.str()}"
     if code in FORBIDDEN:
         return AccessError(f"{text}. Grant it to the user of {OPTIONS}: docs/operations.md lists what is needed.")
-    if code in FENCED or error.fatal():
+    if code in FENCE_LOSS or error.fatal():
         return FencedError(f"{text}. Drop this transactor and restore from the log.")
     if code in MISSING:
         return TopicError(f"{text}. Create the topics with `millrace topics`.")
     if code in TOO_LARGE:
         return TooLargeError(f"{text}. Store the record as a claim.")
-    if code in BAD:
+    if code in BAD_RECORD:
         return BadRecordError(f"{text}. The topic's settings refuse it (kafka-configs --describe).")
     if code in PASSING or error.retriable():
         return UnreachableError(f"{text}. Check that the broker is up and reachable (`millrace doctor`).")
@@ -97,9 +97,9 @@ def is_fenced(error: KafkaError) -> bool:
     return error.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in error.str()
 
 
-def raise_ours(error: KafkaException, what: str) -> NoReturn:
+def raise_ours(error: KafkaException, act: str) -> NoReturn:
     """Raise a client's exception as ours."""
-    raise translated(error.args[0], what) from error
+    raise bus_error(error.args[0], act) from error
 
 
 def common(bootstrap: str, options: Mapping[str, object], client_id: str) -> dict[str, object]:
@@ -163,7 +163,7 @@ def know_topic(client: Any, topic: str) -> None:
 Answer = TypeVar("Answer")
 
 
-def patient(ask: Callable[[], Answer], client: Any, topics: Iterable[str], what: str) -> Answer:
+def patient(ask: Callable[[], Answer], client: Any, topics: Iterable[str], act: str) -> Answer:
     """The answer to a question; asked again after learning the leaders anew while the client's knowledge is stale."""
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -171,7 +171,7 @@ def patient(ask: Callable[[], Answer], client: Any, topics: Iterable[str], what:
             return ask()
         except KafkaException as error:
             if error.args[0].code() not in STALE or time.monotonic() > deadline:
-                raise_ours(error, what)
+                raise_ours(error, act)
         time.sleep(0.05)
         for topic in topics:
             know_topic(client, topic)
@@ -196,25 +196,25 @@ def record_of(message: Any) -> Record:
     )
 
 
-def records_of(messages: list[Message], what: str) -> list[Record]:
+def records_of(messages: list[Message], act: str) -> list[Record]:
     """The records among what a consumer returned. Raises TopicError when the position is gone, AccessError when it may
     not be read, BusError when fatal.
 
     What the client gets over by itself (lost connections, rebalances) is only logged."""
-    found = []
+    records = []
     for message in messages:
         error = message.error()
         if error is None:
-            found.append(record_of(message))
+            records.append(record_of(message))
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise TopicError(
-                f"{what}: nothing lies at the position any more ({error.str()}). A position before the topic's begin: "
+                f"{act}: nothing lies at the position any more ({error.str()}). A position before the topic's begin: "
                 f"keep the topic longer. One behind its end: the broker lost records that it had acknowledged (a power "
                 f"cut without [kafka] sync, a disk put back): begin anew in another [home]; `millrace audit` tells "
                 f"what is whole."
             )
         elif error.fatal() or error.code() in MISSING | FORBIDDEN:
-            raise translated(error, what)
+            raise bus_error(error, act)
         else:
-            log.debug("%s: %s", what, error.str())
-    return found
+            log.debug("%s: %s", act, error.str())
+    return records

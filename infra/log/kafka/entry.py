@@ -42,13 +42,13 @@ REPEAT_S = 60.0
 Client = TypeVar("Client")
 
 
-def made(kind: Callable[[dict[str, Any]], Client], config: dict[str, object]) -> Client:
+def create(kind: Callable[[dict[str, Any]], Client], config: dict[str, object]) -> Client:
     """A client. Raises ConfigError for an option that the library does not know or cannot use."""
     try:
         return kind(config)
     except KafkaException as error:
-        said = error.args[0].str()
-        raise ConfigError(f"{OPTIONS}: {said}. The names are librdkafka's; files must be readable here.") from error
+        text = error.args[0].str()
+        raise ConfigError(f"{OPTIONS}: {text}. The names are librdkafka's; files must be readable here.") from error
 
 
 class ErrorListener:
@@ -61,13 +61,13 @@ class ErrorListener:
         self.last = ""
 
     def __call__(self, error: KafkaError) -> None:
-        said = reason(error)
+        text = reason(error)
         check = CHECKS.get(error.code())
         if check is None:
-            log.debug("%s: %s", self._client, said)
-            self.last = said if error.code() != KafkaError._ALL_BROKERS_DOWN else self.last
+            log.debug("%s: %s", self._client, text)
+            self.last = text if error.code() != KafkaError._ALL_BROKERS_DOWN else self.last
             return
-        self.refusal = AccessError(f"the broker does not let us in: {said}. {check}")
+        self.refusal = AccessError(f"the broker does not let us in: {text}. {check}")
         if time.monotonic() - self._warned >= REPEAT_S:
             self._warned = time.monotonic()
             log.warning("%s: %s", self._client, self.refusal)
@@ -78,8 +78,8 @@ def reason(error: KafkaError) -> str:
     return re.sub(r"( \(after \d+ms in state \w+\)|: error:[0-9A-F]{8}:SSL routines:)+", "", str(error.str()))
 
 
-def greet(client: Any, told: ErrorListener, bootstrap: str, timeout_s: float) -> Any:
-    """The cluster's metadata as soon as it answers an administration client whose complaints `told` hears.
+def greet(client: Any, monitor: ErrorListener, bootstrap: str, timeout_s: float) -> Any:
+    """The cluster's metadata as soon as it answers an administration client whose complaints `monitor` hears.
 
     Raises AccessError, or UnreachableError after `timeout_s`."""
     deadline, patience = time.monotonic() + timeout_s, 1.0
@@ -87,13 +87,13 @@ def greet(client: Any, told: ErrorListener, bootstrap: str, timeout_s: float) ->
         try:
             return client.list_topics(timeout=max(0.1, min(patience, deadline - time.monotonic())))
         except KafkaException as error:
-            said = error.args[0].str()
+            text = error.args[0].str()
         client.poll(0.1)
-        if told.refusal is not None:
-            raise told.refusal
+        if monitor.refusal is not None:
+            raise monitor.refusal
         if time.monotonic() > deadline:
             raise UnreachableError(
-                f"no broker answers at {bootstrap} in {timeout_s:g} s ({told.last or said}): `millrace up` starts a "
+                f"no broker answers at {bootstrap} in {timeout_s:g} s ({monitor.last or text}): `millrace up` starts a "
                 f"local one; else check [kafka] bootstrap and options (brokers that require TLS or a login "
                 f'drop plain connections: set "security.protocol")'
             )
@@ -101,9 +101,9 @@ def greet(client: Any, told: ErrorListener, bootstrap: str, timeout_s: float) ->
 
 
 def contact(bootstrap: str, options: Mapping[str, object], timeout_s: float) -> tuple[Any, Any]:
-    """An administration client of its own and the metadata that it was given first. Raises as `made` and `greet`."""
+    """An administration client of its own and the metadata that it was given first. Raises as `create` and `greet`."""
     from confluent_kafka.admin import AdminClient
 
-    told = ErrorListener()
-    client = made(AdminClient, {**options, "bootstrap.servers": bootstrap, "log_level": 0, "error_cb": told})
-    return client, greet(client, told, bootstrap, timeout_s)
+    monitor = ErrorListener()
+    client = create(AdminClient, {**options, "bootstrap.servers": bootstrap, "log_level": 0, "error_cb": monitor})
+    return client, greet(client, monitor, bootstrap, timeout_s)

@@ -37,8 +37,8 @@ ENDS = 75
 class Pulse:
     """What is known of one client's life. Threads may share it."""
 
-    def __init__(self, what: str, limit_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self.what, self.limit_s, self._clock = what, limit_s, clock
+    def __init__(self, name: str, limit_s: float = SILENT_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.what, self.limit_s, self._clock = name, limit_s, clock
         self._received = -1
         self._since = clock()
         self._asked = float("-inf")
@@ -47,18 +47,18 @@ class Pulse:
         self.lost = False
         """the judgement: this client hears nothing while others do"""
 
-    def reported(self, text: str) -> None:
+    def note_report(self, text: str) -> None:
         """A report of the client's (`stats_cb`): answers that it received so far."""
-        received = int(json.loads(text).get("rx", 0))
-        if received != self._received:
-            self._received = received
-            self.heard()
+        count = int(json.loads(text).get("rx", 0))
+        if count != self._received:
+            self._received = count
+            self.restart()
 
-    def heard(self) -> None:
+    def restart(self) -> None:
         """An answer arrived, or nothing is due: the wait begins anew."""
         self._since = self._clock()
 
-    def asked(self) -> None:
+    def note_wait(self) -> None:
         """Somebody waits for the client now."""
         now = self._clock()
         if now - self._asked > GAP_S:
@@ -67,13 +67,13 @@ class Pulse:
 
     def silent_s(self, now: float) -> float:
         """For how long nothing came although it was due; 0 when nothing is due."""
-        due = self.busy or now - self._asked <= GAP_S
-        return max(0.0, now - self._since) if due else 0.0
+        is_due = self.busy or now - self._asked <= GAP_S
+        return max(0.0, now - self._since) if is_due else 0.0
 
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Something is due for the length of this call."""
-        self.heard()
+        self.restart()
         self.busy = True
         try:
             yield
@@ -89,7 +89,7 @@ class Silence(Protocol):
     def silent_s(self, now: float) -> float: ...
 
 
-Silent = TypeVar("Silent", bound=Silence)
+ClientT = TypeVar("ClientT", bound=Silence)
 
 
 class Vigil:
@@ -100,19 +100,19 @@ class Vigil:
         self._from = float("-inf")
         self._proofs = 0
 
-    def suspects(self, now: float, clients: Sequence[Silent]) -> list[Silent]:
+    def suspects(self, now: float, clients: Sequence[ClientT]) -> list[ClientT]:
         """Those that have been silent too long, of which this process was awake all the time."""
         if self._looked is not None and now - self._looked > GAP_S:
             self._from = now
         self._looked = now
-        found = [c for c in clients if min(c.silent_s(now), now - self._from) > c.limit_s]
-        if not found:
+        candidates = [c for c in clients if min(c.silent_s(now), now - self._from) > c.limit_s]
+        if not candidates:
             self._proofs = 0
-        return found
+        return candidates
 
-    def proven(self, now: float, answered: bool) -> bool:
+    def are_lost(self, now: float, was_answered: bool) -> bool:
         """Whether the suspects are lost, now that another client was answered or not."""
-        if not answered:
+        if not was_answered:
             self._from, self._proofs = now, 0
             return False
         self._proofs += 1
@@ -157,7 +157,7 @@ class ClientWatcher:
         with self._lock:
             pulses = [pulse for pulse in self._pulses if not pulse.lost]
         suspects = self._vigil.suspects(now, pulses)
-        if not suspects or not self._vigil.proven(now, self._probe()):
+        if not suspects or not self._vigil.are_lost(now, self._probe()):
             return
         for pulse in suspects:
             log.error(

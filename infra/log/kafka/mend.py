@@ -30,7 +30,7 @@ from millrace.infra.log.kafka.wire import (
     DESCRIBE_TRANSACTIONS,
     WRITE_MARKERS,
     BrokerConnection,
-    Encoded,
+    FlexibleReader,
     Open,
     Where,
 )
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 STATES = "__transaction_state"
 OFFSETS = "__consumer_offsets"
 """where transactions commit the offsets of groups"""
-NEEDED = {WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS}
+NEEDED_REQUESTS = {WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS}
 ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE = 1, 2, 3, 7
 
 Address = tuple[str, int]
@@ -61,15 +61,15 @@ class Decisions:
         version, producer, _, _, status = struct.unpack_from(">hqhib", value)
         self._latest[producer] = status
         if status in (PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE):
-            wire = Encoded(value[struct.calcsize(">hqhib") :])
+            wire = FlexibleReader(value[struct.calcsize(">hqhib") :])
             for where in wire.partitions(compact=version > 0):
                 self._decided[producer, where] = status == PREPARE_COMMIT
 
-    def of(self, found: Open) -> bool | None:
+    def of(self, transaction: Open) -> bool | None:
         """Whether the transaction was committed; None when it is still the coordinator's business or was never here."""
-        if self._latest.get(found.producer) in (None, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE):
+        if self._latest.get(transaction.producer) in (None, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, PREPARE_FENCE):
             return None
-        return self._decided.get((found.producer, found.where))
+        return self._decided.get((transaction.producer, transaction.where))
 
 
 class Mender:
@@ -78,15 +78,15 @@ class Mender:
     def __init__(
         self,
         cluster: Callable[[], Any],
-        unsettled: Callable[[Sequence[Where]], dict[Where, int]],
+        open_ends: Callable[[Sequence[Where]], dict[Where, int]],
         states: Callable[[], Iterable[Record]],
         prefix: str,
         login: tuple[str, str] | None = None,
     ) -> None:
-        """`cluster` gives the client's metadata; `unsettled` the stable ends of those partitions that hold something
+        """`cluster` gives the client's metadata; `open_ends` the stable ends of those partitions that hold something
         undecided; `states` the records of `STATES`; `prefix` is how the names of our topics begin; `login`:
         user and password of brokers that ask for them."""
-        self._cluster, self._unsettled, self._states, self._prefix = cluster, unsettled, states, prefix
+        self._cluster, self._open_ends, self._states, self._prefix = cluster, open_ends, states, prefix
         self._login = login
         self._stuck: dict[Where, int] = {}
         self._lines: dict[Address, BrokerConnection] = {}
@@ -94,12 +94,12 @@ class Mender:
         self._able: bool | None = None
         self._lock = threading.Lock()
 
-    def able(self) -> bool:
+    def can_mend(self) -> bool:
         """Whether the brokers answer what is asked here (Apache Kafka does since 3.0). Asked once."""
         if self._able is None:
             brokers = self._cluster().brokers.values()
             with self._lock:
-                missing = set[int]().union(*(NEEDED - self._line((b.host, b.port)).speaks() for b in brokers))
+                missing = set[int]().union(*(NEEDED_REQUESTS - self._line((b.host, b.port)).speaks() for b in brokers))
             if missing:
                 log.warning(
                     "the brokers do not answer requests %s: what they forget to end stays open", sorted(missing)
@@ -111,9 +111,13 @@ class Mender:
         """End what stood still since the last call; returns on how many partitions."""
         now = self._unsettled_here()
         with self._lock:
-            stuck = [where for where, end in now.items() if self._stuck.get(where) == end]
+            wheres = [where for where, end in now.items() if self._stuck.get(where) == end]
             self._stuck = now
-            return len(self._end_decided([found for opened in self._ask_leaders(stuck).values() for found in opened]))
+            return len(
+                self._apply_decisions(
+                    [transaction for transactions in self._ask_leaders(wheres).values() for transaction in transactions]
+                )
+            )
 
     def settle_own(self, transactional_id: str) -> None:
         """End what an id left behind that was fenced just now: nothing of it can be open in earnest.
@@ -122,15 +126,20 @@ class Mender:
         now = self._unsettled_here()
         if not now:
             return
-        own = self.producer_of(transactional_id)
+        producer = self.producer_of(transactional_id)
         with self._lock:
             answers = self._ask_leaders(now)
-            left = [found for opened in answers.values() for found in opened if found.producer == own]
-            undecided = {found.where for found in set(left) - set(self._end_decided(left))}
+            leftovers = [
+                transaction
+                for transactions in answers.values()
+                for transaction in transactions
+                if transaction.producer == producer
+            ]
+            open_at = {transaction.where for transaction in set(leftovers) - set(self._apply_decisions(leftovers))}
         unknown = now.keys() - answers.keys()
-        if own is None or unknown or undecided:
+        if producer is None or unknown or open_at:
             raise UnreachableError(
-                f"{transactional_id} may have left transactions open (producer {own}, not ended on {undecided}, no"
+                f"{transactional_id} may have left transactions open (producer {producer}, not ended on {open_at}, no"
                 f" answer for {unknown}). Try again."
             )
 
@@ -141,11 +150,13 @@ class Mender:
             answers = [self._line((broker.host, broker.port)).producer_of(transactional_id) for broker in brokers]
         return next((answer for answer in answers if answer is not None), None)
 
-    def ended(self, producer: int, wheres: Collection[Where]) -> set[Where]:
+    def wheres_at_rest(self, producer: int, wheres: Collection[Where]) -> set[Where]:
         """Those of the partitions of which their leaders say that the producer has no transaction open there."""
         with self._lock:
             answers = self._ask_leaders(wheres)
-        return {where for where, found in answers.items() if all(one.producer != producer for one in found)}
+        return {
+            where for where, transactions in answers.items() if all(one.producer != producer for one in transactions)
+        }
 
     def offsets_of(self, group: str) -> Where:
         """Where the offsets of a group are kept: Java's hash of its name, as the broker takes it."""
@@ -164,8 +175,8 @@ class Mender:
 
     def _unsettled_here(self) -> dict[Where, int]:
         """Stable ends of what is undecided on all topics that our transactions write to."""
-        ours = {name: row for name, row in self._cluster().topics.items() if name.startswith((self._prefix, OFFSETS))}
-        return self._unsettled([(name, p) for name, row in ours.items() if row.error is None for p in row.partitions])
+        topics = {name: row for name, row in self._cluster().topics.items() if name.startswith((self._prefix, OFFSETS))}
+        return self._open_ends([(name, p) for name, row in topics.items() if row.error is None for p in row.partitions])
 
     def _ask_leaders(self, wheres: Collection[Where]) -> dict[Where, list[Open]]:
         """The open transactions on those of the partitions whose leaders are known and answer for them."""
@@ -174,30 +185,30 @@ class Mender:
             leader = self._leader(where)
             if leader is not None:
                 by_leader.setdefault(leader, []).append(where)
-        found: dict[Where, list[Open]] = {}
+        transactions: dict[Where, list[Open]] = {}
         try:
-            for leader, led in by_leader.items():
-                found |= self._line(leader).open_transactions(led)
+            for leader, share in by_leader.items():
+                transactions |= self._line(leader).open_transactions(share)
         finally:
-            if len(found) < len(wheres):
+            if len(transactions) < len(wheres):
                 self._leaders.clear()  # they moved, or are about to
-        return found
+        return transactions
 
-    def _end_decided(self, left: Sequence[Open]) -> list[Open]:
+    def _apply_decisions(self, transactions: Sequence[Open]) -> list[Open]:
         """Ends those whose decision is known; returns those that are ended now."""
-        if not left:
+        if not transactions:
             return []
         decisions = Decisions(self._states())
-        ended = []
-        for found in left:
-            committed, leader = decisions.of(found), self._leader(found.where)
-            if committed is None or leader is None:
+        ends = []
+        for transaction in transactions:
+            is_commit, leader = decisions.of(transaction), self._leader(transaction.where)
+            if is_commit is None or leader is None:
                 continue
             # Others mend too, and an owner that waited for this end goes on at once: its next one is not ours to end.
-            still = found in self._line(leader).open_transactions([found.where]).get(found.where, ())
-            if not still or self._line(leader).end(found, committed=committed):
-                ended.append(found)
-        return ended
+            still = transaction in self._line(leader).open_transactions([transaction.where]).get(transaction.where, ())
+            if not still or self._line(leader).end(transaction, is_commit=is_commit):
+                ends.append(transaction)
+        return ends
 
     def _leader(self, where: Where) -> Address | None:
         if where not in self._leaders:
@@ -228,16 +239,16 @@ class Trail:
         """A record of the open transaction lies there."""
         self._places.add((topic, partition))
 
-    def moved(self, group: str) -> None:
+    def add_group(self, group: str) -> None:
         """The open transaction moves offsets of that group."""
         if group not in self._offsets:
             self._offsets[group] = self._mender.offsets_of(group)
         self._places.add(self._offsets[group])
 
-    def left(self) -> Collection[Where]:
+    def open_wheres(self) -> Collection[Where]:
         """Where the last transaction may still be open. Raises UnreachableError."""
         if self._places and self._producer is None:
             self._producer = self._mender.producer_of(self._id)
         if self._places and self._producer is not None:
-            self._places -= self._mender.ended(self._producer, self._places)
+            self._places -= self._mender.wheres_at_rest(self._producer, self._places)
         return self._places

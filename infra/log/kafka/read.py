@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from millrace.infra.errors import BusError, RefusedError, UnreachableError
 from millrace.infra.log.base import EARLIEST, LATEST, Member, MemberTerms, MemberToken, Record, Tail
 from millrace.infra.log.kafka.common import WAIT_S, know_topic, offset_for, patient, raise_ours, reading, records_of
-from millrace.infra.log.kafka.entry import made
+from millrace.infra.log.kafka.entry import create
 from millrace.infra.log.kafka.liveness import REPORT_MS, ClientWatcher, Pulse
 
 _METADATA = b"CGMDv2:"
@@ -28,8 +28,8 @@ def parse_metadata(group: str, raw: bytes) -> MemberToken | None:
     if not raw.startswith(_METADATA):
         raise BusError(f"unknown group metadata {raw[:16]!r}: use the confluent-kafka version of the lock file")
     (generation,) = struct.unpack_from("<i", raw, len(_METADATA))
-    named = raw[len(_METADATA) + 4 :].split(b"\0")
-    member_id = named[1].decode()
+    fields = raw[len(_METADATA) + 4 :].split(b"\0")
+    member_id = fields[1].decode()
     if generation < 0 or not member_id:
         return None
     return MemberToken(group, generation, member_id, raw)
@@ -43,7 +43,7 @@ def take(consumer: Consumer, max_records: int, timeout_s: float) -> list[Message
 
 def listening(base: Mapping[str, object], pulse: Pulse) -> dict[str, object]:
     """Configuration of a reader whose life is looked after."""
-    return {**reading(base), "statistics.interval.ms": REPORT_MS, "stats_cb": pulse.reported}
+    return {**reading(base), "statistics.interval.ms": REPORT_MS, "stats_cb": pulse.note_report}
 
 
 class KafkaMember(Member):
@@ -81,53 +81,53 @@ class KafkaMember(Member):
 
     def _join(self) -> None:
         self._pulse = Pulse(f"the member of {self._group}")
-        self._consumer = made(Consumer, listening(self._config, self._pulse))
+        self._consumer = create(Consumer, listening(self._config, self._pulse))
         self._consumer.subscribe([self._topic], on_assign=self._assign, on_revoke=self._revoke, on_lost=self._revoke)
         self._watcher.watch(self._pulse)
 
     def _join_anew(self) -> None:
         """Leave a silent client behind. It is dropped, not closed: nobody hears its farewell."""
         self._watcher.forget(self._pulse)
-        owned, self._owned = self._owned, set()
-        self._forget(owned)
-        if self._on_revoke and owned:
-            self._on_revoke(owned)
+        partitions, self._owned = self._owned, set()
+        self._forget(partitions)
+        if self._on_revoke and partitions:
+            self._on_revoke(partitions)
         self._join()
 
-    def _assign(self, consumer: Consumer, gained: list[TopicPartition]) -> None:
+    def _assign(self, consumer: Consumer, gains: list[TopicPartition]) -> None:
         if consumer is not self._consumer:
             return
-        partitions = {tp.partition for tp in gained}
+        partitions = {tp.partition for tp in gains}
         starts = dict((self._on_assign(set(partitions)) if self._on_assign else None) or {})
         unknown = partitions - starts.keys()
         if unknown:
-            starts |= dict.fromkeys(unknown, EARLIEST) | self.committed(unknown)
-        placed = [TopicPartition(self._topic, p, offset_for(starts[p])) for p in sorted(partitions)]
+            starts |= dict.fromkeys(unknown, EARLIEST) | self.committed_offsets(unknown)
+        positions = [TopicPartition(self._topic, p, offset_for(starts[p])) for p in sorted(partitions)]
         if self._cooperative:
-            consumer.incremental_assign(placed)
+            consumer.incremental_assign(positions)
         else:
-            consumer.assign(placed)
+            consumer.assign(positions)
         self._owned |= partitions
 
-    def _revoke(self, consumer: Consumer, lost: list[TopicPartition]) -> None:
+    def _revoke(self, consumer: Consumer, losses: list[TopicPartition]) -> None:
         if consumer is not self._consumer:
             return
-        partitions = {tp.partition for tp in lost}
+        partitions = {tp.partition for tp in losses}
         self._owned -= partitions
         self._forget(partitions)
         if self._on_revoke and partitions:
             self._on_revoke(partitions)
 
-    def _forget(self, lost: set[int]) -> None:
+    def _forget(self, partitions: set[int]) -> None:
         """A partition that is lost is neither paused nor sought when it comes back."""
-        self._paused -= lost
-        for partition in lost:
+        self._paused -= partitions
+        for partition in partitions:
             self._sought.pop(partition, None)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         if self._pulse.lost:
             self._join_anew()
-        self._pulse.asked()
+        self._pulse.note_wait()
         try:
             messages = take(self._consumer, max_records, timeout_s)
             if self._owned:
@@ -139,7 +139,7 @@ class KafkaMember(Member):
             raise_ours(error, f"polling {self._topic} for {self._group}")
         return [r for r in records_of(messages, f"polling {self._topic}") if r.partition in self._owned]
 
-    def assigned(self) -> set[int]:
+    def assignment(self) -> set[int]:
         return set(self._owned)
 
     def token(self) -> MemberToken:
@@ -147,13 +147,13 @@ class KafkaMember(Member):
             raise RefusedError(f"not a member of {self._group} yet: poll until partitions are assigned")
         return self._token
 
-    def committed(self, partitions: set[int]) -> dict[int, int]:
-        wanted = [TopicPartition(self._topic, p) for p in sorted(partitions)]
+    def committed_offsets(self, partitions: set[int]) -> dict[int, int]:
+        places = [TopicPartition(self._topic, p) for p in sorted(partitions)]
         try:
-            found = self._consumer.committed(wanted, timeout=10)
+            offsets = self._consumer.committed(places, timeout=10)
         except KafkaException as error:
             raise_ours(error, f"offsets of {self._group}")
-        return {tp.partition: tp.offset for tp in found if tp.offset >= 0}
+        return {tp.partition: tp.offset for tp in offsets if tp.offset >= 0}
 
     def seek(self, partition: int, offset: int) -> None:
         if partition not in self._owned:
@@ -179,10 +179,10 @@ class KafkaMember(Member):
         self._consumer.pause([TopicPartition(self._topic, p) for p in partitions & self._owned])
 
     def resume(self, partitions: set[int]) -> None:
-        resumed = partitions & self._owned
-        self._paused -= resumed
-        self._consumer.resume([TopicPartition(self._topic, p) for p in resumed])
-        for partition in sorted(resumed & self._sought.keys()):
+        targets = partitions & self._owned
+        self._paused -= targets
+        self._consumer.resume([TopicPartition(self._topic, p) for p in targets])
+        for partition in sorted(targets & self._sought.keys()):
             self.seek(partition, self._sought.pop(partition))
 
     def close(self) -> None:
@@ -200,33 +200,33 @@ class KafkaTail(Tail):
     ) -> None:
         self._base, self._watcher = base, watcher
         self._pulse = Pulse(f"the reader of {sorted(positions)}")
-        self._consumer = made(Consumer, listening(base, self._pulse))
+        self._consumer = create(Consumer, listening(base, self._pulse))
         self._closed = False
         self._at: dict[tuple[str, int], int] = {}
         try:
-            placed = [self._placed(topic, p, at) for (topic, p), at in positions.items()]
+            assignment = [self._position(topic, p, at) for (topic, p), at in positions.items()]
         except BusError:
             self._consumer.close()
             raise
-        self._consumer.assign(placed)
+        self._consumer.assign(assignment)
         watcher.watch(self._pulse)
 
     def _begin_anew(self) -> None:
         """Leave a silent client behind. It is dropped, not closed: nobody hears its farewell."""
         self._watcher.forget(self._pulse)
         self._pulse = Pulse(f"the reader of {sorted(self._at)}")
-        self._consumer = made(Consumer, listening(self._base, self._pulse))
+        self._consumer = create(Consumer, listening(self._base, self._pulse))
         self._consumer.assign([TopicPartition(topic, p, at) for (topic, p), at in self._at.items()])
         self._watcher.watch(self._pulse)
 
-    def _placed(self, topic: str, partition: int, offset: int) -> TopicPartition:
-        if not any(known == topic for known, _ in self._at):
+    def _position(self, topic: str, partition: int, offset: int) -> TopicPartition:
+        if not any(name == topic for name, _ in self._at):
             know_topic(self._consumer, topic)
         if offset in (EARLIEST, LATEST):
             where = TopicPartition(topic, partition)
-            what = f"asking where {topic}[{partition}] begins and ends"
+            act = f"asking where {topic}[{partition}] begins and ends"
             ends = patient(
-                lambda: self._consumer.get_watermark_offsets(where, timeout=WAIT_S), self._consumer, [topic], what
+                lambda: self._consumer.get_watermark_offsets(where, timeout=WAIT_S), self._consumer, [topic], act
             )
             if ends is None:
                 raise UnreachableError(f"{topic}[{partition}] does not say where it begins. Check the broker.")
@@ -237,26 +237,26 @@ class KafkaTail(Tail):
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         if self._pulse.lost:
             self._begin_anew()
-        self._pulse.asked()
+        self._pulse.note_wait()
         try:
             messages = take(self._consumer, max_records, timeout_s)
         except KafkaException as error:
             raise_ours(error, f"following {sorted(self._at)}")
-        found = records_of(messages, f"following {sorted(self._at)}")
-        for record in found:
+        records = records_of(messages, f"following {sorted(self._at)}")
+        for record in records:
             self._at[record.topic, record.partition] = record.offset + 1
-        return found
+        return records
 
     def positions(self) -> dict[tuple[str, int], int]:
         return dict(self._at)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        placed = self._placed(topic, partition, offset)
+        position = self._position(topic, partition, offset)
         self._consumer.incremental_unassign([TopicPartition(topic, partition)])
-        self._consumer.incremental_assign([placed])
+        self._consumer.incremental_assign([position])
 
     def add(self, topic: str, partition: int, offset: int) -> None:
-        self._consumer.incremental_assign([self._placed(topic, partition, offset)])
+        self._consumer.incremental_assign([self._position(topic, partition, offset)])
 
     def close(self) -> None:
         if not self._closed:

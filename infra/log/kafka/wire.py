@@ -23,7 +23,7 @@ Where = tuple[str, int]
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 LEAVE_GROUP, API_VERSIONS, WRITE_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS = 13, 18, 27, 61, 65
-NOT_ALLOWED = 29
+ACCESS_DENIAL = 29
 """the broker's code where a topic may not be read"""
 WAIT_S = 10.0
 CLIENT = b"millrace"
@@ -62,23 +62,23 @@ class BrokerConnection:
         body = _array(_text(t) + _array(struct.pack(">i", p) for p in ps) + b"\0" for t, ps in topics.items()) + b"\0"
         answer = self._ask(DESCRIBE_PRODUCERS, 0, body)
         answer.take(">i")
-        found: dict[Where, list[Open]] = {}
+        transactions: dict[Where, list[Open]] = {}
         for _ in range(answer.count()):
             topic = answer.text()
             for _ in range(answer.count()):
                 partition, error = answer.take(">ih")
                 answer.text()
-                opened = []
+                rows = []
                 for _ in range(answer.count()):
                     producer, epoch, _, _, coordinator, start = answer.take(">qiiqiq")
                     answer.tags()
                     if start >= 0:
-                        opened.append(Open((topic, partition), producer, epoch, coordinator, start))
+                        rows.append(Open((topic, partition), producer, epoch, coordinator, start))
                 answer.tags()
-                if error in (0, NOT_ALLOWED):
-                    found[topic, partition] = opened
+                if error in (0, ACCESS_DENIAL):
+                    transactions[topic, partition] = rows
             answer.tags()
-        return found
+        return transactions
 
     def producer_of(self, transactional_id: str) -> int | None:
         """The producer id behind a transactional id; None when this broker is not its coordinator."""
@@ -91,12 +91,12 @@ class BrokerConnection:
             return int(producer) if error == 0 else None
         return None
 
-    def end(self, found: Open, *, committed: bool) -> bool:
+    def end(self, transaction: Open, *, is_commit: bool) -> bool:
         """Write the marker of a transaction on one partition; whether the broker, its leader, took it."""
-        topic, partition = found.where
+        topic, partition = transaction.where
         where = _text(topic) + _array([struct.pack(">i", partition)]) + b"\0"
-        marker = struct.pack(">qhb", found.producer, found.epoch, committed) + _array([where])
-        marker += struct.pack(">i", max(0, found.coordinator_epoch)) + b"\0"
+        marker = struct.pack(">qhb", transaction.producer, transaction.epoch, is_commit) + _array([where])
+        marker += struct.pack(">i", max(0, transaction.coordinator_epoch)) + b"\0"
         self.close()  # on a new connection a request is not repeated: a second marker could end the next transaction
         answer = self._ask(WRITE_MARKERS, 1, _array([marker]) + b"\0")
         errors = []
@@ -109,7 +109,7 @@ class BrokerConnection:
                     answer.tags()
                 answer.tags()
             answer.tags()
-        log.warning("%s ended as decided (committed: %s): errors %s", found, committed, errors)
+        log.warning("%s ended as decided (committed: %s): errors %s", transaction, is_commit, errors)
         return errors == [0]
 
     def leave_group(self, group: str, member_id: str) -> bool:
@@ -124,13 +124,13 @@ class BrokerConnection:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, api: int, version: int, body: bytes) -> Encoded:
+    def _ask(self, api: int, version: int, body: bytes) -> FlexibleReader:
         answer = self._exchange(struct.pack(">hhih", api, version, 1, len(CLIENT)) + CLIENT + b"\0" + body)
         answer.take(">i")
         answer.tags()
         return answer
 
-    def _exchange(self, request: bytes) -> Encoded:
+    def _exchange(self, request: bytes) -> FlexibleReader:
         data = struct.pack(">i", len(request)) + request
         if self._socket is not None:
             with suppress(OSError):  # a broker hangs up on who is silent for long, which is found out by speaking
@@ -149,10 +149,10 @@ class BrokerConnection:
         """Log in where the broker asks for it. Raises ConnectionError when it does not let us in."""
         if self._login is None:
             return
-        plain = b"\0" + b"\0".join(part.encode() for part in self._login)
+        credentials = b"\0" + b"\0".join(part.encode() for part in self._login)
         for api, version, body in (
             (SASL_HANDSHAKE, 1, struct.pack(">h", 5) + b"PLAIN"),
-            (SASL_AUTHENTICATE, 0, struct.pack(">i", len(plain)) + plain),
+            (SASL_AUTHENTICATE, 0, struct.pack(">i", len(credentials)) + credentials),
         ):
             request = struct.pack(">hhih", api, version, 1, len(CLIENT)) + CLIENT + body
             _, error = self._send(line, struct.pack(">i", len(request)) + request).take(">ih")
@@ -160,10 +160,10 @@ class BrokerConnection:
                 raise ConnectionError(f"the broker does not let us in (code {error})")
 
     @staticmethod
-    def _send(line: socket.socket, data: bytes) -> Encoded:
+    def _send(line: socket.socket, data: bytes) -> FlexibleReader:
         line.sendall(data)
         (size,) = struct.unpack(">i", _exactly(line, 4))
-        return Encoded(_exactly(line, size))
+        return FlexibleReader(_exactly(line, size))
 
 
 def _by_topic(wheres: Iterable[Where]) -> dict[str, list[int]]:
@@ -183,7 +183,7 @@ def _exactly(line: socket.socket, size: int) -> bytes:
     return data
 
 
-class Encoded:
+class FlexibleReader:
     """Reads Kafka's flexible encoding."""
 
     def __init__(self, data: bytes) -> None:
@@ -216,14 +216,14 @@ class Encoded:
 
     def partitions(self, *, compact: bool) -> list[Where]:
         """The partitions in a record of the coordinator's log."""
-        found = []
+        wheres = []
         for _ in range(self.count() if compact else max(0, self.take(">i")[0])):
             topic = self.text() if compact else self._in.read(self.take(">h")[0]).decode()
             for _ in range(self.count() if compact else self.take(">i")[0]):
-                found.append((topic, self.take(">i")[0]))
+                wheres.append((topic, self.take(">i")[0]))
             if compact:
                 self.tags()
-        return found
+        return wheres
 
 
 def _varint(value: int) -> bytes:

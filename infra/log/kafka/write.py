@@ -19,9 +19,9 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_expone
 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
-from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
-from millrace.infra.log.kafka.common import STEADY, WAIT_S, know_topic, raise_ours, translated, writing
-from millrace.infra.log.kafka.entry import made
+from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Receipt, Transactor
+from millrace.infra.log.kafka.common import STEADY, WAIT_S, bus_error, know_topic, raise_ours, writing
+from millrace.infra.log.kafka.entry import create
 from millrace.infra.log.kafka.liveness import HANGS_S, REPORT_MS, ClientWatcher, Pulse
 from millrace.infra.log.kafka.mend import Trail
 
@@ -62,12 +62,12 @@ def _retrying(seconds: float) -> Retrying:
 
 
 def _hand_over(
-    producer: Producer, known: set[str], out: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
+    producer: Producer, topics: set[str], out: Outgoing, on_delivery: Callable[[KafkaError | None, Message], None]
 ) -> None:
-    """Give a record to the client, waiting while its queue is full. `known` are topics that it has met."""
-    if out.topic not in known:
+    """Give a record to the client, waiting while its queue is full. `topics` are topics that it has met."""
+    if out.topic not in topics:
         know_topic(producer, out.topic)
-        known.add(out.topic)
+        topics.add(out.topic)
     headers: list[tuple[str, str | bytes | None]] = list(out.headers.items())
     partition = -1 if out.partition is None else out.partition
     while True:
@@ -102,8 +102,8 @@ class KafkaPublisher(Publisher):
     def _begin(self) -> None:
         self._pulse = Pulse("a publisher")
         self._pulse.busy = True
-        reports = {"statistics.interval.ms": REPORT_MS, "stats_cb": self._pulse.reported}
-        self._producer = made(Producer, {**self._config, **reports})
+        reports = {"statistics.interval.ms": REPORT_MS, "stats_cb": self._pulse.note_report}
+        self._producer = create(Producer, {**self._config, **reports})
         self._watcher.watch(self._pulse)
 
     def _begin_anew(self) -> None:
@@ -120,45 +120,47 @@ class KafkaPublisher(Publisher):
     def _serve(self) -> None:
         while not self._closed.is_set():
             if not len(self._producer):
-                self._pulse.heard()  # nothing is due
+                self._pulse.restart()  # nothing is due
             if self._pulse.lost:
                 self._begin_anew()
             try:
                 self._producer.poll(0.1)
             except KafkaException as error:  # fatal: nothing more is written, and every record is answered so
                 log.warning("a publisher is over: %s", error.args[0].str())
-                self._failed = self._failed or translated(error.args[0], "writing")
+                self._failed = self._failed or bus_error(error.args[0], "writing")
 
     def publish(self, out: Outgoing) -> Future[Place]:
         future: Future[Place] = Future()
 
-        def answered(error: KafkaError | None, message: Message) -> None:
+        def on_answer(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 future.set_result(_place(message))
             else:
-                future.set_exception(self._noted(translated(error, f"writing to {out.topic}")))
+                future.set_exception(self._note_failure(bus_error(error, f"writing to {out.topic}")))
 
         try:
             if self._failed is not None:
                 raise self._failed
             with self._handing:
-                _hand_over(self._producer, self._known, out, answered)
+                _hand_over(self._producer, self._known, out, on_answer)
         except KafkaException as error:
-            future.set_exception(self._noted(translated(error.args[0], f"writing to {out.topic}")))
+            future.set_exception(self._note_failure(bus_error(error.args[0], f"writing to {out.topic}")))
         except BusError as error:
-            future.set_exception(self._noted(error))
+            future.set_exception(self._note_failure(error))
         return future
 
-    def _noted(self, error: BusError) -> BusError:
+    def _note_failure(self, error: BusError) -> BusError:
         """The error; the first one ends a publisher that must leave no gap."""
         if self._gapless:
             self._failed = self._failed or error
         return error
 
     def flush(self, timeout_s: float = WAIT_S) -> None:
-        left = self._producer.flush(timeout_s)
-        if left:
-            raise UnreachableError(f"{left} records are unanswered after {timeout_s} s. Check the broker, then resend.")
+        count = self._producer.flush(timeout_s)
+        if count:
+            raise UnreachableError(
+                f"{count} records are unanswered after {timeout_s} s. Check the broker, then resend."
+            )
 
     def close(self) -> None:
         if not self._closed.is_set():
@@ -198,7 +200,7 @@ class KafkaTransactor(Transactor):
         self._dead = False
         self._closed = False
         config = {"transactional.id": transactional_id, "transaction.timeout.ms": int(TRANSACTION_S * 1000)}
-        self._producer = made(Producer, {**writing(base), **STEADY, **config})
+        self._producer = create(Producer, {**writing(base), **STEADY, **config})
         faults.point("transactor.before_fence")
         try:
             for attempt in _retrying(WAIT_S):
@@ -224,29 +226,29 @@ class KafkaTransactor(Transactor):
         deadline = time.monotonic() + END_WITHIN_S
         while self._trail is not None:
             try:
-                left = self._trail.left()
-                if not left:
+                wheres = self._trail.open_wheres()
+                if not wheres:
                     return
-                why = f"has no end yet on {sorted(left)}"
+                why = f"has no end yet on {sorted(wheres)}"
             except UnreachableError as error:
                 why = f"may have no end: {error}"
             if time.monotonic() > deadline:
                 raise UnreachableError(f"the last transaction of {self._id} {why}. Open a new transactor.")
             time.sleep(END_S)
 
-    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
-        sent = Sent()
+    def send(self, out: Outgoing, *, wants_place: bool = True) -> Receipt:
+        receipt = Receipt()
 
-        def answered(error: KafkaError | None, message: Message) -> None:
-            self._answered(error, message)
+        def on_answer(error: KafkaError | None, message: Message) -> None:
+            self._on_answer(error, message)
             if error is None:
-                sent.fill(_place(message))
+                receipt.fill(_place(message))
 
         with self._speaking(f"writing to {out.topic}"):
-            _hand_over(self._producer, self._known, out, answered if placed else self._answered)
-        return sent
+            _hand_over(self._producer, self._known, out, on_answer if wants_place else self._on_answer)
+        return receipt
 
-    def _answered(self, error: KafkaError | None, message: Any) -> None:
+    def _on_answer(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
             self._failed = self._failed or error
         elif self._trail is not None:
@@ -254,13 +256,13 @@ class KafkaTransactor(Transactor):
 
     def flush(self) -> None:
         with self._speaking("flushing"):
-            left = self._producer.flush(TRANSACTION_S)
+            count = self._producer.flush(TRANSACTION_S)
         if self._failed is not None:
-            failed = self._failed
+            failure = self._failed
             self.abort()
-            raise translated(failed, f"writing as {self._id}")
-        if left:
-            raise UnreachableError(f"{left} records of {self._id} are unanswered: open a new transactor")
+            raise bus_error(failure, f"writing as {self._id}")
+        if count:
+            raise UnreachableError(f"{count} records of {self._id} are unanswered: open a new transactor")
 
     def commit(self, offsets: Mapping[tuple[str, int], int], member: MemberToken | None) -> None:
         if offsets and member is None:
@@ -268,11 +270,11 @@ class KafkaTransactor(Transactor):
         with self._speaking("committing"):
             if offsets and member is not None:
                 if self._trail is not None:
-                    self._trail.moved(member.group)
-                moved = [TopicPartition(topic, partition, at) for (topic, partition), at in offsets.items()]
+                    self._trail.add_group(member.group)
+                positions = [TopicPartition(topic, partition, at) for (topic, partition), at in offsets.items()]
                 for attempt in _retrying(TRANSACTION_S):
                     with attempt:
-                        self._producer.send_offsets_to_transaction(moved, member.raw, TRANSACTION_S)
+                        self._producer.send_offsets_to_transaction(positions, member.raw, TRANSACTION_S)
             faults.point("transactor.after_offsets")
             for attempt in _retrying(TRANSACTION_S):
                 with attempt:
@@ -288,28 +290,28 @@ class KafkaTransactor(Transactor):
             self._dead |= error.args[0].fatal()
             raise_ours(error, f"aborting as {self._id}")
         except SystemError as error:
-            raise self._lost(error, "aborting") from error
+            raise self._binding_fault(error, "aborting") from error
         self._open = False
 
     @contextmanager
-    def _speaking(self, what: str) -> Iterator[None]:
+    def _speaking(self, act: str) -> Iterator[None]:
         try:
             with self._pulse.calling():
                 yield
         except KafkaException as error:
-            self._give_up(error, what)
+            self._give_up(error, act)
         except SystemError as error:
-            raise self._lost(error, what) from error
+            raise self._binding_fault(error, act) from error
 
-    def _lost(self, error: SystemError, what: str) -> FencedError:
+    def _binding_fault(self, error: SystemError, act: str) -> FencedError:
         """A fatal error that arrives in mid-call is sometimes lost by the client's binding, which then says nothing."""
         self._dead = True
-        return FencedError(f"{what} as {self._id}: {error}. Drop this transactor and restore from the log.")
+        return FencedError(f"{act} as {self._id}: {error}. Drop this transactor and restore from the log.")
 
-    def _give_up(self, error: KafkaException, what: str) -> None:
+    def _give_up(self, error: KafkaException, act: str) -> None:
         """Raise what an error means; a transaction that can be aborted is."""
         cause = error.args[0]
-        text = f"{what} as {self._id}"
+        text = f"{act} as {self._id}"
         self._dead |= cause.fatal()
         if cause.fatal() or not cause.txn_requires_abort():
             raise_ours(error, text)
@@ -317,11 +319,11 @@ class KafkaTransactor(Transactor):
         self.abort()
         if cause.code() in MOVED_ON:
             raise RefusedError(f"{text}: {cause.str()}. The group moved on: poll again.") from error
-        found = translated(self._failed or cause, text)
-        known = (
-            found if type(found) is not BusError else UnreachableError(f"{text}: {cause.str()}: open a new transactor")
+        fault = bus_error(self._failed or cause, text)
+        named_fault = (
+            fault if type(fault) is not BusError else UnreachableError(f"{text}: {cause.str()}: open a new transactor")
         )
-        raise known from error
+        raise named_fault from error
 
     def close(self) -> None:
         if self._closed:

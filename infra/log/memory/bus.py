@@ -58,8 +58,8 @@ class MemoryBus(MemoryState, Bus):
                 if spec.name not in self.specs:
                     self.specs[spec.name] = spec
                     self.logs[spec.name] = [PartitionLog(spec.name) for _ in range(spec.partitions)]
-            for name, changed in alterations(specs, self.specs).items():
-                self.specs[name] = replace(self.specs[name], config={**self.specs[name].config, **changed})
+            for name, settings in alterations(specs, self.specs).items():
+                self.specs[name] = replace(self.specs[name], config={**self.specs[name].config, **settings})
         self.check_topics(specs)
 
     def check_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -76,15 +76,15 @@ class MemoryBus(MemoryState, Bus):
 
     def since(self, topic: str, moment: int) -> dict[int, int]:
         def first(log: PartitionLog) -> int:
-            late = (record.offset for record in log.entries if record is not None and record.timestamp >= moment)
-            return next(late, len(log.entries))
+            offsets = (record.offset for record in log.entries if record is not None and record.timestamp >= moment)
+            return next(offsets, len(log.entries))
 
         return {p: first(log) for p, log in enumerate(self.of(topic))}
 
-    def written(self, topic: str) -> dict[int, int]:
+    def log_ends(self, topic: str) -> dict[int, int]:
         return {p: len(log.entries) for p, log in enumerate(self.of(topic))}
 
-    def settled(self, topic: str, partition: int) -> bool:
+    def is_settled(self, topic: str, partition: int) -> bool:
         return not self.of(topic)[partition].open
 
     def mend(self) -> int:
@@ -99,11 +99,11 @@ class MemoryBus(MemoryState, Bus):
         return (record for record in log.entries[max(start, log.start) : stop] if record is not None)
 
     def fetch(self, places: Sequence[Place]) -> list[Record | None]:
-        found: list[Record | None] = []
+        records: list[Record | None] = []
         for topic, partition, offset in places:
             log = self.of(topic)[partition]
-            found.append(log.entries[offset] if log.start <= offset < log.stable else None)
-        return found
+            records.append(log.entries[offset] if log.start <= offset < log.stable else None)
+        return records
 
     def tail(self, positions: Mapping[tuple[str, int], int]) -> Tail:
         return MemoryTail(self, positions)
@@ -134,13 +134,13 @@ class MemoryBus(MemoryState, Bus):
 
     def group(self, group: str) -> GroupView:
         with self.lock:
-            found = self.groups.get(group)
-            if found is None:
+            entry = self.groups.get(group)
+            if entry is None:
                 return GroupView(True, ())
-            stable = all(m.generation == found.generation for m in found.members.values())
+            stable = all(m.generation == entry.generation for m in entry.members.values())
             rows = tuple(
-                GroupMember(name, m.client_id, "memory", frozenset((found.topic, p) for p in found.assignment[name]))
-                for name, m in found.members.items()
+                GroupMember(name, m.client_id, "memory", frozenset((entry.topic, p) for p in entry.assignment[name]))
+                for name, m in entry.members.items()
             )
             return GroupView(stable, rows)
 

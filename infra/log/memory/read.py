@@ -25,7 +25,7 @@ class _Reader:
         self.at[topic, partition] = {EARLIEST: log.start, LATEST: log.stable}.get(offset, offset)
 
     def take(self, max_records: int) -> list[Record]:
-        found: list[Record] = []
+        records: list[Record] = []
         for where in list(self.at):
             position = self.at[where]
             log = self._bus.logs[where[0]][where[1]]
@@ -40,24 +40,24 @@ class _Reader:
                     f"records {position} to {log.start} of {where[0]}[{where[1]}] are gone: keep them longer"
                 )
             entries = log.entries
-            while position < stable and len(found) < max_records:
+            while position < stable and len(records) < max_records:
                 record = entries[position]
                 position += 1
                 if record is not None:
-                    found.append(record)
+                    records.append(record)
             self.at[where] = position
-            if len(found) >= max_records:
+            if len(records) >= max_records:
                 self.at[where] = self.at.pop(where)  # to the back of the line
                 break
-        return found
+        return records
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         with self._bus.lock:
-            found = self.take(max_records)
-            if not found and timeout_s > 0:
+            records = self.take(max_records)
+            if not records and timeout_s > 0:
                 self._bus.changed.wait(timeout_s)
-                found = self.take(max_records)
-            return found
+                records = self.take(max_records)
+            return records
 
 
 class MemoryTail(Tail):
@@ -106,41 +106,41 @@ class MemoryMember(Member):
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         self._follow_group()
-        found = self._reader.poll(max_records, timeout_s)
+        records = self._reader.poll(max_records, timeout_s)
         if self._bus.groups[self._group].generation == self.generation:
-            return found
+            return records
         self._follow_group()  # what was read for a slot that has moved is not ours any more
-        return [record for record in found if record.partition in self._owned]
+        return [record for record in records if record.partition in self._owned]
 
     def _follow_group(self) -> None:
         group = self._bus.groups[self._group]
         with self._bus.lock:
             if group.generation == self.generation and self._member_id in group.members:
                 return
-            expelled = self._member_id not in group.members
-            lost = set(self._owned) if expelled else self._owned - group.assignment[self._member_id]
-            if expelled:
+            was_expelled = self._member_id not in group.members
+            losses = set(self._owned) if was_expelled else self._owned - group.assignment[self._member_id]
+            if was_expelled:
                 self._join()
-            gained = group.assignment[self._member_id] - (self._owned - lost)
+            gains = group.assignment[self._member_id] - (self._owned - losses)
             self.generation = group.generation
-        self._let_go(lost)
-        self._owned |= gained
-        if gained:
-            starts = (self._on_assign(set(gained)) if self._on_assign else None) or {}
-            unknown = gained - starts.keys()
-            settled = self.committed(unknown) if unknown else {}
-            for p in gained:
-                self._reader.start(self._topic, p, starts.get(p, settled.get(p, EARLIEST)))
+        self._let_go(losses)
+        self._owned |= gains
+        if gains:
+            starts = (self._on_assign(set(gains)) if self._on_assign else None) or {}
+            unknown = gains - starts.keys()
+            offsets = self.committed_offsets(unknown) if unknown else {}
+            for p in gains:
+                self._reader.start(self._topic, p, starts.get(p, offsets.get(p, EARLIEST)))
 
-    def _let_go(self, lost: set[int]) -> None:
-        self._owned -= lost
-        for p in lost:
+    def _let_go(self, partitions: set[int]) -> None:
+        self._owned -= partitions
+        for p in partitions:
             self._reader.at.pop((self._topic, p), None)
             self._reader.paused.discard((self._topic, p))
-        if lost and self._on_revoke:
-            self._on_revoke(lost)
+        if partitions and self._on_revoke:
+            self._on_revoke(partitions)
 
-    def assigned(self) -> set[int]:
+    def assignment(self) -> set[int]:
         return set(self._owned)
 
     def token(self) -> MemberToken:
@@ -148,7 +148,7 @@ class MemoryMember(Member):
             raise RefusedError(f"not a member of {self._group} yet: poll until partitions are assigned")
         return MemberToken(self._group, self.generation, self._member_id)
 
-    def committed(self, partitions: set[int]) -> dict[int, int]:
+    def committed_offsets(self, partitions: set[int]) -> dict[int, int]:
         group = self._bus.groups[self._group]
         doubtful = sorted(p for p in partitions if group.pending.get(p))
         if doubtful:

@@ -59,18 +59,18 @@ class MemoryGroup:
         """A new generation: partitions spread evenly over the members, moving as few as possible."""
         self.generation += 1
         names = list(self.members)
-        kept = {name: sorted(self.assignment.get(name, ())) for name in names}
-        free = sorted(set(range(partitions)) - {p for owned in kept.values() for p in owned})
+        shares = {name: sorted(self.assignment.get(name, ())) for name in names}
+        spare = sorted(set(range(partitions)) - {p for share in shares.values() for p in share})
         low, extra = divmod(partitions, len(names)) if names else (0, 0)
-        for name in sorted(names, key=lambda n: -len(kept[n])):
+        for name in sorted(names, key=lambda n: -len(shares[n])):
             most = low + 1 if extra > 0 else low
             extra -= 1
-            free += kept[name][most:]
-            kept[name] = kept[name][:most]
-        for p in sorted(free):
+            spare += shares[name][most:]
+            shares[name] = shares[name][:most]
+        for p in sorted(spare):
             if names:
-                kept[min(names, key=lambda n: len(kept[n]))].append(p)
-        self.assignment = {name: set(owned) for name, owned in kept.items()}
+                shares[min(names, key=lambda n: len(shares[n]))].append(p)
+        self.assignment = {name: set(share) for name, share in shares.items()}
 
 
 class MemoryState:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from millrace.infra import faults
 from millrace.infra.errors import BusError, FencedError, RefusedError, UnreachableError
-from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Sent, Transactor
+from millrace.infra.log.base import MemberToken, Outgoing, Place, Publisher, Receipt, Transactor
 from millrace.infra.log.memory.state import MemoryGroup, MemoryState
 
 
@@ -49,34 +49,34 @@ class MemoryTransactor(Transactor):
         self._fenced = False
         self._lapsed = False
         self._open = False
-        self._sent: list[tuple[Sent, Place]] = []
+        self._sent: list[tuple[Receipt, Place]] = []
         self._places: list[Place] = []
         self._offsets: tuple[MemoryGroup, dict[int, int]] | None = None
 
     def fence(self, *, dead: bool) -> None:
         """A new owner came: what is in doubt is aborted and, if `dead`, nothing else will be done here."""
-        lapsed = self._open
+        was_open = self._open
         self._settle(keep=False)
-        self._fenced, self._lapsed = dead, lapsed
+        self._fenced, self._lapsed = dead, was_open
 
     def begin(self) -> None:
         self._check(open_=False)
         self._open = True
 
-    def send(self, out: Outgoing, *, placed: bool = True) -> Sent:
-        sent = Sent()
+    def send(self, out: Outgoing, *, wants_place: bool = True) -> Receipt:
+        receipt = Receipt()
         with self._bus.lock:
             self._check(open_=True)
             place = self._bus.append(out, self)
-            if placed:
-                self._sent.append((sent, place))
+            if wants_place:
+                self._sent.append((receipt, place))
             self._places.append(place)
-        return sent
+        return receipt
 
     def flush(self) -> None:
         self._check(open_=True)
-        for sent, place in self._sent:
-            sent.fill(place)
+        for receipt, place in self._sent:
+            receipt.fill(place)
         self._sent.clear()
 
     def commit(self, offsets: Mapping[tuple[str, int], int], member: MemberToken | None) -> None:
@@ -129,17 +129,17 @@ class MemoryTransactor(Transactor):
 
     def _settle(self, *, keep: bool) -> None:
         """Decide the open transaction: a marker in every partition it touched, holes if it is not kept."""
-        touched = {(place.topic, place.partition) for place in self._places}
+        partitions = {(place.topic, place.partition) for place in self._places}
         if not keep:
             for topic, partition, offset in self._places:
                 self._bus.logs[topic][partition].entries[offset] = None
-        for topic, partition in touched:
+        for topic, partition in partitions:
             log = self._bus.logs[topic][partition]
             log.open.pop(self, None)
             log.entries.append(None)
         if self._offsets is not None:
-            group, moved = self._offsets
-            for p, offset in moved.items():
+            group, offsets = self._offsets
+            for p, offset in offsets.items():
                 group.pending[p] -= 1
                 if keep:
                     group.offsets[p] = offset

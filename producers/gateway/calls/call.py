@@ -36,7 +36,7 @@ class WholeReply(NamedTuple):
 
 
 class ChoiceReply(NamedTuple):
-    """What one choice of an answer said. `digest`: of the conversation with it; `stored`: what its request said, where
+    """What one choice of an answer said. `digest`: of the conversation with it; `request`: what its request said, where
     later ones may name the response; `has_our_ids`: the ids of its tool calls were minted here."""
 
     id: str
@@ -45,7 +45,7 @@ class ChoiceReply(NamedTuple):
     digest: bytes
     response: bytes
     finish: str
-    stored: Given | None = None
+    request: Given | None = None
     origin: ResponseOrigin = OURS
     has_our_ids: bool = False
 
@@ -54,7 +54,7 @@ class TokenTrace(NamedTuple):
     """The exact tokens of a choice, and where they stand in the lineages of its session."""
 
     lineage: str
-    opened: str | None
+    opening: str | None
     prefix_len: int
     prompt: Array
     output: Array
@@ -89,9 +89,9 @@ class Call(ABC):
     when: int = field(default_factory=now_micros)
     first: float | None = None
     """when the first of its answer came"""
-    marked: bool = False
+    is_marked: bool = False
     """whether it is marked as under way"""
-    lost: bool = False
+    is_lost: bool = False
     """whether a record of it could not be written"""
 
     # ------------------------------------------------------------------ what it is
@@ -226,7 +226,7 @@ def model_call(
     cost: float | None,
     sampling: SamplingRecord,
     call_id: str = "",
-    opened: str = UNTRAINABLE,
+    opening: str = UNTRAINABLE,
     trace: TokenTrace | None = None,
     stop: str | None = None,
     bar: str | None = UNTRAINABLE,
@@ -235,14 +235,14 @@ def model_call(
     `bar`: why it is never trained on, None where it may be."""
     now = time.perf_counter()
     if trace is None:
-        trace = TokenTrace(new_id(), opened, 0, empty("int32"), empty("int32"), empty("float32"), empty("int32"))
-    stored = call.session.said_before(call.policy).stored(call.body, call.outline)
+        trace = TokenTrace(new_id(), opening, 0, empty("int32"), empty("int32"), empty("float32"), empty("int32"))
+    stored_request = call.session.said_before(call.policy).compress(call.body, call.outline)
     return {
         "call_id": call_id or new_id(),
         "response_id": reply.id,
         "choice": reply.choice,
         "lineage": trace.lineage,
-        "opened": trace.opened,
+        "opened": trace.opening,
         "supersedes": call.replaces,
         "turn": turn,
         "prefix_len": trace.prefix_len,
@@ -250,7 +250,7 @@ def model_call(
         "output_ids": trace.output,
         "output_logprobs": trace.logprobs,
         "output_versions": trace.versions,
-        "request": stored.request,
+        "request": stored_request.request,
         "response": reply.response,
         "sampling": sampling,
         "finish_reason": reply.finish,
@@ -267,6 +267,6 @@ def model_call(
         "trainable": bar is None,
         "untrainable_reason": bar,
         "identified_by": call.identified_by,
-        "request_base": stored.base,
-        "request_kept": stored.kept,
+        "request_base": stored_request.base,
+        "request_kept": stored_request.overlap,
     }

@@ -91,8 +91,8 @@ class Choice:
         drafts, self.drafts = self.drafts, []
         if delta.call is not None:
             name, arguments = delta.call
-            streamed = "".join(piece.arguments for piece in drafts)
-            goes_on = bool(drafts) and drafts[0].name == name and arguments.startswith(streamed)
+            draft_arguments = "".join(piece.arguments for piece in drafts)
+            goes_on = bool(drafts) and drafts[0].name == name and arguments.startswith(draft_arguments)
             id = drafts[0].id if goes_on else minted_call(self.process)
             function = {"name": name, "arguments": arguments}
             self.calls.append({"id": id, "type": "function", "function": function})

@@ -20,15 +20,15 @@ from millrace.schemas import bounds
 from millrace.schemas.json_values import Json, JsonObject
 
 NO_CALLS = "calls are held to a shape in Hermes form alone, which this model does not write"
-ANY: JsonObject = {"type": "object"}
+ANY_OBJECT: JsonObject = {"type": "object"}
 """the schema of any JSON object"""
 
 
 def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
     """What the reply to a request is held to, None where it is free. `marks` are the tokens of the model's form at this
     prompt. Raises ApiError 400 for what cannot be held to."""
-    forced = ask.choice if isinstance(ask.choice, Forced) else None
-    if forced is not None:
+    demand = ask.choice if isinstance(ask.choice, Forced) else None
+    if demand is not None:
         param = "tool_choice"
     elif ask.output is not None:
         param = ask.output.param
@@ -36,48 +36,48 @@ def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
         return None
     if marks is None:
         raise unsupported(param, "replies of this model's form cannot be held to a shape")
-    offered = {} if ask.choice == "none" else _offered(ask)
-    if forced is not None and forced.names:
-        chosen = frozenset(forced.names)
-        offered = {name: schema for name, schema in offered.items() if name in chosen}
-    _check_patterns([*offered.values(), *([ask.output.schema] if ask.output is not None else ())], param)
-    several = ask.parallel and not (forced is not None and len(forced.names) == 1)
-    calls = _calls(marks, offered, several=several) if offered else None
-    if forced is not None:
+    tool_schemas = {} if ask.choice == "none" else _tool_schemas(ask)
+    if demand is not None and demand.names:
+        names = frozenset(demand.names)
+        tool_schemas = {name: schema for name, schema in tool_schemas.items() if name in names}
+    _check_patterns([*tool_schemas.values(), *([ask.output.schema] if ask.output is not None else ())], param)
+    several = ask.parallel and not (demand is not None and len(demand.names) == 1)
+    calls = _calls(marks, tool_schemas, several=several) if tool_schemas else None
+    if demand is not None:
         if calls is None:
             raise unsupported(param, NO_CALLS)
         formats = [*_thoughts(marks), calls]
     else:
         assert ask.output is not None
-        if offered and calls is None:
+        if tool_schemas and calls is None:
             raise unsupported(param, f"tools are offered beside it, and {NO_CALLS}: ask for one of both")
-        schema = ANY if ask.output.schema is None else ask.output.schema
+        schema = ANY_OBJECT if ask.output.schema is None else ask.output.schema
         thoughts = _thoughts(marks)
         if calls is None and not thoughts:
-            return Grammar("json", _bounded(schema, param))
+            return Grammar("json", _dump(schema, param))
         answer: JsonObject = {"type": "json_schema", "json_schema": schema}
         formats = [*thoughts, answer if calls is None else {"type": "or", "elements": [calls, answer]}]
     form = formats[0] if len(formats) == 1 else {"type": "sequence", "elements": formats}
-    return Grammar("structural_tag", _bounded({"type": "structural_tag", "format": form}, param))
+    return Grammar("structural_tag", _dump({"type": "structural_tag", "format": form}, param))
 
 
-def _offered(ask: Ask) -> JsonObject:
+def _tool_schemas(ask: Ask) -> JsonObject:
     """Schemas of the arguments of tools by name. Raises ApiError 400 for a tool that has no name, or no schema."""
-    found: JsonObject = {}
+    schemas: JsonObject = {}
     for at, tool in enumerate(ask.tools or ()):
         function = tool.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
-        schema = (function.get("parameters") if isinstance(function, Mapping) else None) or ANY
+        schema = (function.get("parameters") if isinstance(function, Mapping) else None) or ANY_OBJECT
         if not isinstance(name, str) or not isinstance(schema, Mapping):
             raise bad_request(f"tools[{at}]: a function has a name and a schema of its parameters", param="tools")
-        found[name] = schema
-    return found
+        schemas[name] = schema
+    return schemas
 
 
-def _calls(marks: FormMarks, offered: Mapping[str, Json], *, several: bool) -> JsonObject | None:
+def _calls(marks: FormMarks, tool_schemas: Mapping[str, Json], *, several: bool) -> JsonObject | None:
     if marks.call is None or marks.call_end is None:
         return None
-    tags = [_call(marks.call, name, schema, marks.call_end) for name, schema in offered.items()]
+    tags = [_call(marks.call, name, schema, marks.call_end) for name, schema in tool_schemas.items()]
     return {
         "type": "tags_with_separator",
         "tags": tags,
@@ -110,8 +110,8 @@ def _thoughts(marks: FormMarks) -> list[JsonObject]:
     rest: list[JsonObject] = [inner, _token(marks.think_end), {"type": "regex", "pattern": "\\n{0,2}"}]
     if marks.thoughts == "open":
         return rest
-    whole: JsonObject = {"type": "sequence", "elements": [_token(marks.think), *rest]}
-    return [{"type": "optional", "content": whole}]
+    block: JsonObject = {"type": "sequence", "elements": [_token(marks.think), *rest]}
+    return [{"type": "optional", "content": block}]
 
 
 def _const(text: str) -> JsonObject:
@@ -122,7 +122,7 @@ def _token(id: int) -> JsonObject:
     return {"type": "token", "token": id}
 
 
-def _bounded(value: object, param: str) -> str:
+def _dump(value: object, param: str) -> str:
     text = json.dumps(value)
     if len(text) > bounds.SCHEMA_BYTES:
         raise bad_request(f"{param}: schemas of {len(text)} bytes are more than {bounds.SCHEMA_BYTES}", param=param)

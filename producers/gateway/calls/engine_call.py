@@ -25,11 +25,11 @@ from millrace.infra.process.offload import SLICE, aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, TokenTrace, WholeReply, model_call
 from millrace.producers.gateway.calls.choice import Choice, bar_of, breach_of, slices
 from millrace.producers.gateway.calls.fleet import EngineTarget
-from millrace.producers.gateway.calls.sampling import recorded
-from millrace.producers.gateway.calls.served_policy import Served
+from millrace.producers.gateway.calls.sampling import record_of
+from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.sessions.lineage import CallStart
 from millrace.producers.gateway.sessions.session import to_reply
-from millrace.producers.gateway.spending import Spent, spent
+from millrace.producers.gateway.spending import Expense, expense_of
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id
 from millrace.schemas.labels import make_label
@@ -37,7 +37,7 @@ from millrace.schemas.records import ModelCall
 
 logger = logging.getLogger(__name__)
 
-WHOLE = 2**17
+MOST_AT_ONCE = 2**17
 """numbers beyond which even a plain reply comes from the engine piece by piece"""
 
 _calls = telemetry.counter("millrace.gateway.calls", "{call}", "calls served, by finish reason")
@@ -51,18 +51,18 @@ class EngineCall(Call):
     request: Ask
     plan: CallStart
     sampling: Sampling
-    served: Served
+    served_policy: ServedPolicy
     target: EngineTarget
     call_id: str = field(default_factory=new_id)
     usage: Usage | None = None
     version: int | None = None
     """the one that its model names, and that alone may sample it"""
-    strayed: bool = False
+    has_strayed: bool = False
     """whether another did"""
     process: int = 0
     """the index of the process that serves it, among those of its gateway"""
     choices: list[Choice] = field(default_factory=list)
-    _unshared: int = 0
+    _turn_tokens: int = 0
     """tokens that were handled since others had their turn"""
     _writer: ReplyStream | None = None
     _events: list[bytes] = field(default_factory=list)
@@ -79,8 +79,8 @@ class EngineCall(Call):
 
     def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
         if self.request.prompt is not None:
-            return self.served.renderer.plain(stop)
-        return self.served.renderer.parser(self.plan.prompt, tools, stop)
+            return self.served_policy.renderer.plain(stop)
+        return self.served_policy.renderer.parser(self.plan.prompt, tools, stop)
 
     @property
     def response_id(self) -> str:
@@ -93,7 +93,7 @@ class EngineCall(Call):
 
     @property
     def policy(self) -> str:
-        return self.served.policy
+        return self.served_policy.policy
 
     @property
     def is_answered(self) -> bool:
@@ -112,12 +112,12 @@ class EngineCall(Call):
         return self.plan.supersedes
 
     @property
-    def granted(self) -> bool:
+    def is_bounded(self) -> bool:
         """Whether a grant bounds its versions: a grant speaks of the versions of its own policy."""
-        return self.session.granted and self.session.policy == self.policy
+        return self.session.has_grant and self.session.policy == self.policy
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every choice has come to its end."""
         return all(choice.finish is not None for choice in self.choices)
 
@@ -126,7 +126,7 @@ class EngineCall(Call):
     async def answer(self) -> WholeReply:
         # What may be very long is asked for piece by piece: read at once it would keep everybody else waiting.
         numbers = self.sampling.n * self.sampling.max_tokens * (1 + self.sampling.top_logprobs)
-        streams = numbers > WHOLE
+        streams = numbers > MOST_AT_ONCE
         async with self._chunks(stream=streams) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk) if streams else (chunk,):
@@ -143,10 +143,10 @@ class EngineCall(Call):
             async for chunk in chunks:
                 for piece in slices(chunk):
                     choice, parts = self._take(piece)
-                    written = writer.take(choice, parts, len(piece.token_ids))
-                    self._events += [event.sse() for event in written]
+                    new_events = writer.take(choice, parts, len(piece.token_ids))
+                    self._events += [event.sse() for event in new_events]
                     # The last tokens leave with the end of the response.
-                    if self._events and (choice.finish is None or not self.finished):
+                    if self._events and (choice.finish is None or not self.is_finished):
                         events = self._events[0] if len(self._events) == 1 else b"".join(self._events)
                         self._events = []
                         yield events
@@ -194,7 +194,7 @@ class EngineCall(Call):
             answer = of_engine(error)
             logger.warning("%s of %s: %s", self.name, self.session.id, error)
             if answer.status >= 500:
-                self.served.fleet.doubt(target)
+                self.served_policy.fleet.doubt(target)
             raise answer from error
         finally:
             target.running -= 1
@@ -219,10 +219,10 @@ class EngineCall(Call):
 
     def _has_handled(self, tokens: int) -> bool:
         """So many more tokens were handled: whether others are to have their turn."""
-        self._unshared += tokens * (1 + self.sampling.top_logprobs)
-        if self._unshared < SLICE:
+        self._turn_tokens += tokens * (1 + self.sampling.top_logprobs)
+        if self._turn_tokens < SLICE:
             return False
-        self._unshared = 0
+        self._turn_tokens = 0
         return True
 
     def _check_version(self) -> None:
@@ -232,8 +232,8 @@ class EngineCall(Call):
             return
         for choice in self.choices:
             if (token_versions(choice.spans, len(choice.ids), self.policy) != self.version).any():
-                self.strayed = True
-        if not self.strayed:
+                self.has_strayed = True
+        if not self.has_strayed:
             return
         self.break_off(is_unread=True)
         logger.warning("%s of %s: another version from %s", self.name, self.session.id, self.target.url)
@@ -283,8 +283,8 @@ class EngineCall(Call):
     @property
     def shortened(self) -> bool:
         """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
-        asked = self.request.max_tokens
-        return asked is not None and self.sampling.max_tokens < asked
+        asked_tokens = self.request.max_tokens
+        return asked_tokens is not None and self.sampling.max_tokens < asked_tokens
 
     @property
     def keeps(self) -> bool:
@@ -293,11 +293,11 @@ class EngineCall(Call):
 
     def token(self, id: int) -> str:
         """The text of a token."""
-        return self.served.renderer.text(id)
+        return self.served_policy.renderer.text(id)
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes of a token."""
-        return self.served.renderer.token_bytes(id)
+        return self.served_policy.renderer.token_bytes(id)
 
     # ------------------------------------------------------------------ in the log
 
@@ -309,12 +309,12 @@ class EngineCall(Call):
         return len(self.choices)
 
     def spending(self, at: int) -> dict[str, str]:
-        return self._spent(self.choices[at]).note(self.payer)
+        return self._expense_of(self.choices[at]).note(self.payer)
 
-    def _spent(self, choice: Choice) -> Spent:
+    def _expense_of(self, choice: Choice) -> Expense:
         """What the record of one choice adds; the first bears the prompt."""
-        prompt, cached = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
-        return spent(self.served.prices, (prompt, len(choice.ids), cached))
+        prompt, cached_tokens = (len(self.plan.prompt), self.cached) if choice.index == 0 else (0, 0)
+        return expense_of(self.served_policy.prices, (prompt, len(choice.ids), cached_tokens))
 
     def reply(self, at: int) -> ChoiceReply:
         choice = self.choices[at]
@@ -331,10 +331,10 @@ class EngineCall(Call):
         )
 
     def record(self, at: int, reply: ChoiceReply) -> tuple[ModelCall, str | None]:
-        choice, renderer = self.choices[at], self.served.renderer
-        placed = self.session.lineages_of(self.policy).placed(self.plan, choice.index, self.sampling.n)
+        choice, renderer = self.choices[at], self.served_policy.renderer
+        placement = self.session.lineages_of(self.policy).placement(self.plan, choice.index, self.sampling.n)
         versions = token_versions(choice.spans, len(choice.ids), self.policy)
-        breach = breach_of(versions, self.session.start["min_version"]) if self.granted else None
+        breach = breach_of(versions, self.session.start["min_version"]) if self.is_bounded else None
         return model_call(
             self,
             reply,
@@ -348,23 +348,23 @@ class EngineCall(Call):
             call_id=self.call_id,
             turn=self.plan.turn,
             trace=TokenTrace(
-                placed["lineage"],
-                placed["opened"],
-                placed["prefix_len"],
-                {"dtype": "int32", "data": placed["prompt"]},
+                placement["lineage"],
+                placement["opened"],
+                placement["prefix_len"],
+                {"dtype": "int32", "data": placement["prompt"]},
                 pack(choice.ids, "int32"),
                 pack(choice.logprobs, "float32"),
                 pack(versions, "int32"),
             ),
-            sampling=recorded(self.sampling),
+            sampling=record_of(self.sampling),
             usage=(len(self.plan.prompt), len(choice.ids), self.cached),
-            cost=None if self.served.prices is None else self._spent(choice).money,
+            cost=None if self.served_policy.prices is None else self._expense_of(choice).money,
             stop=None if choice.stop is None else str(choice.stop),
-            bar="other_version" if self.strayed else bar_of(choice, self.sampling) or breach,
+            bar="other_version" if self.has_strayed else bar_of(choice, self.sampling) or breach,
         ), breach
 
     def size(self, reply: ChoiceReply) -> int:
-        return len(self.body) + len(reply.response) + len(self.plan.packed)
+        return len(self.body) + len(reply.response) + len(self.plan.prompt_bytes)
 
     def fold(self, body: ModelCall, reply: ChoiceReply) -> None:
         plan = self.plan
@@ -376,7 +376,7 @@ class EngineCall(Call):
         self.session.forget()
 
     def distrust(self) -> None:
-        self.served.fleet.doubt(self.target)
+        self.served_policy.fleet.doubt(self.target)
 
     def note(self, choice: ChoiceReply, at: int) -> None:
         _calls.add(1, finish=choice.finish)

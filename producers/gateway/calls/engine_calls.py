@@ -21,8 +21,8 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.process.offload import HEAVY, aside
 from millrace.producers.gateway.calls.constraint import grammar_of
 from millrace.producers.gateway.calls.engine_call import EngineCall
-from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, refuse_ended
-from millrace.producers.gateway.calls.models import wanted
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, ended_refusal
+from millrace.producers.gateway.calls.models import parse_model
 from millrace.producers.gateway.calls.sampling import to_sampling, too_long
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
@@ -31,7 +31,7 @@ from millrace.producers.gateway.sessions.ownership import hints
 from millrace.schemas.requests import RequestOutline, outlined
 
 
-class Understood(NamedTuple):
+class RequestReading(NamedTuple):
     """What a request says, whole in itself whatever earlier responses it named: its messages as templates want them,
     and the digests that say what it continues or repeats."""
 
@@ -49,15 +49,15 @@ class Understood(NamedTuple):
     """where its parts stand in the body"""
 
 
-def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: GatewayOptions) -> Understood:
+def understand(dialect: Dialect, body: bytes, recall: Recalled, options: GatewayOptions) -> RequestReading:
     """What a request says in its dialect. Changes no session, so that it may run beside the loop. Raises ApiError, also
     where a body that was made whole, or its bytes times the choices that it asks for, exceed `max_body_bytes`.
 
-    recalled: the earlier responses that it may name, by what it says of its end user."""
-    received = body
-    request, body, used = dialect.understand(body, recalled)
+    recall: the earlier responses that it may name, by what it says of its end user."""
+    raw_body = body
+    request, body, used = dialect.understand(body, recall)
     if options.strict:
-        check_strict(request, unknown_fields(request, received), dialect.unknown)
+        check_strict(request, unknown_fields(request, raw_body), dialect.unknown)
     if request.n * len(body) > options.max_body_bytes:
         most = options.max_body_bytes // len(body)
         raise bad_request(f"n: a request of {len(body)} bytes may ask for at most {most} choices", param="n")
@@ -65,8 +65,8 @@ def understand(dialect: Dialect, body: bytes, recalled: Recalled, options: Gatew
         raise too_long(request.asked_in)
     messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
     digests = match_keys.chain(messages, request.tools)
-    hash, said = match_keys.request_hash(body), template_options(body)
-    return Understood(request, messages, digests, hash, body, used, said, outlined(body))
+    hash, chat_options = match_keys.request_hash(body), template_options(body)
+    return RequestReading(request, messages, digests, hash, body, used, chat_options, outlined(body))
 
 
 logger = logging.getLogger(__name__)
@@ -86,10 +86,10 @@ class EngineCalls:
         if not engines.names:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
-        recalled = partial(gateway.recall, caller, headers)
-        reading = await aside(size, understand, dialect, body, recalled, gateway.options)
+        recall = partial(gateway.recall, caller, headers)
+        reading = await aside(size, understand, dialect, body, recall, gateway.options)
         request, body = reading.request, reading.body
-        policy, version = wanted(engines.names, request.model)
+        policy, version = parse_model(engines.names, request.model)
         if policy is not None:
             engines.of(policy)
         await gateway.check_serves(caller)
@@ -98,11 +98,11 @@ class EngineCalls:
             caller, names, reading.messages, reading.digests, reading.used, policy
         )
         try:
-            served = engines.of(policy or session.policy)
+            served_policy = engines.of(policy or session.policy)
         except ApiError:
             gateway.discard_if_empty(session)
             raise
-        lineages, affinity = session.lineages_of(served.policy), session.engines.get(served.policy)
+        lineages, affinity = session.lineages_of(served_policy.policy), session.engines.get(served_policy.policy)
         response_id = f"{dialect.prefix}{marked_id(gateway.sessions.index)}"
         plan = lineages.open(
             reading.messages, reading.digests, reading.hash, response_id, proven=proven, options=reading.options
@@ -111,30 +111,30 @@ class EngineCalls:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with CallInSession(session, response_id):
                 size = len(body) + plan.weight
-                await aside(size, lineages.write, plan, request.tools, served.renderer, request.prompt)
+                await aside(size, lineages.write, plan, request.tools, served_policy.renderer, request.prompt)
                 grammar = None
                 if request.held:
-                    grammar = await aside(len(body), grammar_of, request, served.renderer.marks(plan.prompt))
-                room = served.max_model_len - len(plan.prompt)
+                    grammar = await aside(len(body), grammar_of, request, served_policy.renderer.marks(plan.prompt))
+                room = served_policy.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 # A grant speaks of the versions of its own policy.
-                is_bounded = served.policy == session.policy
-                granted, minimum = session.granted and is_bounded, session.start["min_version"] if is_bounded else 0
+                is_bounded = served_policy.policy == session.policy
+                has_grant, minimum = session.has_grant and is_bounded, session.start["min_version"] if is_bounded else 0
                 patience_s = gateway.options.patience_s
-                target = await served.fleet.route(granted, minimum, affinity, patience_s, version)
+                target = await served_policy.fleet.route(has_grant, minimum, affinity, patience_s, version)
         except BaseException as error:
-            session.lineages_of(served.policy).withdraw(plan)
+            session.lineages_of(served_policy.policy).withdraw(plan)
             gateway.discard_if_empty(session)
             if isinstance(error, RenderError):
                 raise _unwritten(error, request.asked_in) from error
             if isinstance(error, EngineRejected):
                 raise of_engine(error) from error
             if isinstance(error, EngineError):
-                raise _unserved(error) from error
+                raise _no_engine(error) from error
             raise
-        if session.ended:
-            raise refuse_ended(session)
-        session.engines[served.policy] = target.url
+        if session.has_ended:
+            raise ended_refusal(session)
+        session.engines[served_policy.policy] = target.url
         return EngineCall(
             session=session,
             dialect=dialect,
@@ -146,7 +146,7 @@ class EngineCalls:
             request=request,
             plan=plan,
             sampling=sampling,
-            served=served,
+            served_policy=served_policy,
             target=target,
             version=version,
             process=gateway.sessions.index,
@@ -157,13 +157,13 @@ class EngineCalls:
         if not self.gateway.engines.names:
             raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
         try:
-            return await aside(len(body), self._counted, parse, body)
+            return await aside(len(body), self._count_tokens, parse, body)
         except RenderError as error:
             raise _unwritten(error, "messages") from error
 
-    def _counted(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
+    def _count_tokens(self, parse: Callable[[bytes], Ask], body: bytes) -> int:
         request = parse(body)
-        policy, _ = wanted(self.gateway.engines.names, request.model)
+        policy, _ = parse_model(self.gateway.engines.names, request.model)
         renderer = self.gateway.engines.of(policy or self.gateway.options.policy).renderer
         return len(renderer.render(messages_of(request.turns), request.tools, template_options(body)))
 
@@ -175,7 +175,7 @@ def _unwritten(error: RenderError, asked_in: str) -> ApiError:
     return ApiError(400, str(error), param=asked_in, code="unsupported_messages")
 
 
-def _unserved(error: EngineError) -> ApiError:
+def _no_engine(error: EngineError) -> ApiError:
     """No engine could be given the call: the client may try again."""
     logger.warning("no engine for a call: %s", error)
     return ApiError(503, str(error), type="server_error", code="no_engine", retry_after_s=1)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from millrace.infra.engines.base import Engine
 from millrace.infra.errors import EngineUnavailable
-from millrace.producers.gateway.calls.models import away
+from millrace.producers.gateway.calls.models import no_version
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
 Make = Callable[[str], Engine]
-GONE = ("failed", "stopped", "starting")
+GONE_STATES = ("failed", "stopped", "starting")
 
 
 @dataclass(slots=True, eq=False)
@@ -37,17 +37,17 @@ class EngineTarget:
     expires_at: int = 0
     running: int = 0
     seen_at: int = 0
-    gone: bool = False
+    is_gone: bool = False
     """whether the newest status says so"""
 
-    def acknowledged(self, min_version: int) -> bool:
+    def may_serve(self, min_version: int) -> bool:
         """Whether it may serve a session that needs this version."""
         return self.version is not None and self.version >= min_version and now_micros() < self.expires_at
 
     @property
-    def away(self) -> bool:
+    def is_away(self) -> bool:
         """Whether it is said to be gone, or what was said of it has expired; False before anything was said."""
-        return bool(self.incarnation) and (self.gone or now_micros() >= self.expires_at)
+        return bool(self.incarnation) and (self.is_gone or now_micros() >= self.expires_at)
 
 
 class Fleet:
@@ -66,38 +66,38 @@ class Fleet:
             return
         target = self.targets.get(url)
         if target is None:
-            if status["state"] in GONE:
+            if status["state"] in GONE_STATES:
                 return
             target = self.targets[url] = EngineTarget(url, self._make(url))
         if status["time"] < target.seen_at:
             return
-        if status["incarnation"] != target.incarnation or status["version"] is None or status["state"] in GONE:
+        if status["incarnation"] != target.incarnation or status["version"] is None or status["state"] in GONE_STATES:
             target.version = None
-        target.seen_at, target.gone = status["time"], status["state"] in GONE
+        target.seen_at, target.is_gone = status["time"], status["state"] in GONE_STATES
         target.incarnation, target.expires_at = status["incarnation"], status["expires_at"]
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
             target.engine.adapter = status.get("adapter")
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        change, self._changed = self._changed, asyncio.Event()
+        change.set()
 
     def doubt(self, target: EngineTarget) -> None:
         """It broke off or mislabelled its tokens: nothing said of it before counts any more."""
         target.version, target.seen_at = None, now_micros()
 
     @property
-    def away(self) -> bool:
+    def is_away(self) -> bool:
         """Whether no engine is known that could serve any call."""
-        return all(target.away for target in self.targets.values())
+        return all(target.is_away for target in self.targets.values())
 
     @property
     def versions(self) -> set[int]:
         """Those that engines serve, as far as they said so."""
-        return {t.version for t in self.targets.values() if t.version is not None and t.acknowledged(0)}
+        return {t.version for t in self.targets.values() if t.version is not None and t.may_serve(0)}
 
     async def route(
         self,
-        granted: bool,
+        has_grant: bool,
         min_version: int,
         affinity: str | None,
         patience_s: float,
@@ -110,29 +110,31 @@ class Fleet:
         the version that is named."""
         deadline = asyncio.get_running_loop().time() + patience_s
         while True:
-            fit = [t for t in self.targets.values() if t.acknowledged(min_version) and version in (None, t.version)]
-            if not fit and version is not None and (served := self.versions):
-                raise away(self.policy, version, served)
-            if not fit and not granted and version is None:
+            fit = [t for t in self.targets.values() if t.may_serve(min_version) and version in (None, t.version)]
+            if not fit and version is not None and (versions := self.versions):
+                raise no_version(self.policy, version, versions)
+            if not fit and not has_grant and version is None:
                 fit = list(self.targets.values())
             if fit:
-                known = self.targets.get(affinity or "")
-                return known if known in fit else min(fit, key=lambda target: target.running)
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
+                former_target = self.targets.get(affinity or "")
+                return former_target if former_target in fit else min(fit, key=lambda target: target.running)
+            rest_s = deadline - asyncio.get_running_loop().time()
+            if rest_s <= 0:
                 raise EngineUnavailable(self._excuse(min_version if version is None else version))
-            changed = self._changed
+            change = self._changed
             # Statuses also lapse and come back without a change, so look again each second.
             try:
-                await asyncio.wait_for(changed.wait(), min(left, 1.0))
+                await asyncio.wait_for(change.wait(), min(rest_s, 1.0))
             except TimeoutError:
                 continue
 
     def _excuse(self, min_version: int) -> str:
         if not self.targets:
             return "no engine is known: start one, or set [gateway] engine_url"
-        known = ", ".join(f"{t.url} at {'nothing' if t.version is None else t.version}" for t in self.targets.values())
-        logger.warning("no engine at version %d or newer: %s", min_version, known)
+        standings = ", ".join(
+            f"{t.url} at {'nothing' if t.version is None else t.version}" for t in self.targets.values()
+        )
+        logger.warning("no engine at version %d or newer: %s", min_version, standings)
         return f"no engine acknowledged version {min_version} or newer in time: is the reloader running?"
 
     async def close(self) -> None:

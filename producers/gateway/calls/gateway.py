@@ -15,13 +15,13 @@ from millrace.dialects.rendering.base import Message, Renderer
 from millrace.dialects.stored_responses import Recall, StoredResponse
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.policies import Policies
-from millrace.producers.gateway.calls.served_policy import Awaited, Served
+from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
 from millrace.producers.gateway.http.callers import Caller, Callers
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.followups import followup
-from millrace.producers.gateway.sessions.ownership import Found, Hints, hints
+from millrace.producers.gateway.sessions.ownership import Hints, SessionMatch, hints
 from millrace.producers.gateway.sessions.recorder import Recorder, log_full
-from millrace.producers.gateway.sessions.responses import ResponseRecall, named, nameless, owner_of
+from millrace.producers.gateway.sessions.responses import ResponseRecall, named_owner, nameless_owner, owner_of
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.schemas.ids import now_micros
@@ -66,8 +66,8 @@ class Gateway:
         recorder: Recorder,
         fleet: Fleet,
         renderer: Renderer | None,
-        others: Sequence[Served] = (),
-        awaited: Sequence[Awaited] = (),
+        other_policies: Sequence[ServedPolicy] = (),
+        awaited_policies: Sequence[AwaitedPolicy] = (),
     ) -> None:
         self.options = options
         self.callers = Callers(options, sessions)
@@ -75,10 +75,13 @@ class Gateway:
         self.recorder = recorder
         self.stopping = False
         """no new call is taken any more"""
-        served: tuple[Served, ...] = ()
+        served_policies: tuple[ServedPolicy, ...] = ()
         if renderer is not None:
-            served = (Served(options.policy, renderer, fleet, options.max_model_len, options.prices), *others)
-        self.engines = Policies(options.policy, served, awaited)
+            served_policies = (
+                ServedPolicy(options.policy, renderer, fleet, options.max_model_len, options.prices),
+                *other_policies,
+            )
+        self.engines = Policies(options.policy, served_policies, awaited_policies)
         """the policies that engines answer; none where upstreams answer everything"""
 
     @property
@@ -96,48 +99,52 @@ class Gateway:
         digests: Sequence[bytes],
         used: Sequence[StoredResponse] = (),
         policy: str | None = None,
-    ) -> Found:
+    ) -> SessionMatch:
         """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none. `used`:
         the responses that it named. Raises ApiError 403."""
         session, proven, by = caller.session, True, "key"
         if session is None and hints.name:
-            session, by = self._named(caller, hints), hints.named_by
-        elif session is None and len(told := {kept.session for kept in used}) == 1 and told & self.sessions.live.keys():
-            session, by = self.sessions.live[told.pop()], "response_id"
-        elif session is None and (
-            found := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
+            session, by = self._session_of_name(caller, hints), hints.named_by
+        elif (
+            session is None
+            and len(sessions := {stored_response.session for stored_response in used}) == 1
+            and sessions & self.sessions.live.keys()
         ):
-            session, proven, by = found
+            session, by = self.sessions.live[sessions.pop()], "response_id"
+        elif session is None and (
+            match := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
+        ):
+            session, proven, by = match
         if session is None:
             by = hints.named_by if hints.name else "first"
             terms = self.options.terms(policy)
-            session = self.sessions.unsolicited(caller.tenant, hints, terms.awaits, terms.reward_deadline_ms, policy)
-        if session.ended:
-            raise refuse_ended(session)
+            session = self.sessions.make_session(caller.tenant, hints, terms.awaits, terms.reward_deadline_ms, policy)
+        if session.has_ended:
+            raise ended_refusal(session)
         session.touch()
-        return Found(session, proven, by)
+        return SessionMatch(session, proven, by)
 
-    def _named(self, caller: Caller, hints: Hints) -> GatewaySession | None:
+    def _session_of_name(self, caller: Caller, hints: Hints) -> GatewaySession | None:
         """The caller's live session that goes by the id or the name that a call gives. The id of another tenant's is a
         name like any other: nobody learns from it whether there is such a session."""
         session = self.sessions.live.get(hints.name or "")
         if session is None or session.tenant != caller.tenant:
-            session = self.sessions.named(caller.tenant, hints)
+            session = self.sessions.find_by_name(caller.tenant, hints)
         if session is not None:
             caller.check_speaks_in(session)
         return session
 
     def recall(self, caller: Caller, headers: Mapping[str, str], users: Sequence[Json] = ()) -> Recall:
         """The stored responses that a call may name, which says this of its end user. Raises ApiError 403."""
-        said, session = hints(headers, *users), caller.session
-        if session is None and said.name:
-            session = self._named(caller, said)
+        names, session = hints(headers, *users), caller.session
+        if session is None and names.name:
+            session = self._session_of_name(caller, names)
         if session is not None:
             owner = owner_of(session)
-        elif said.name:
-            owner = named(caller.tenant, said.subject, said.name)
+        elif names.name:
+            owner = named_owner(caller.tenant, names.subject, names.name)
         else:
-            owner = nameless(caller.tenant, said.subject)
+            owner = nameless_owner(caller.tenant, names.subject)
         return ResponseRecall(self.sessions.stored, owner, self.options.max_body_bytes)
 
     async def delete(self, response: str) -> None:
@@ -157,17 +164,17 @@ class Gateway:
         digests: Sequence[bytes],
         used: Sequence[StoredResponse] = (),
         policy: str | None = None,
-    ) -> Found:
+    ) -> SessionMatch:
         """Find or open the session of a call, and register it at once, so that concurrent calls find the same one. It
         begins with its first record."""
-        found = self.session_of(caller, hints, messages, digests, used, policy)
-        if found.session.id not in self.sessions.live:
-            if hints.held:
+        match = self.session_of(caller, hints, messages, digests, used, policy)
+        if match.session.id not in self.sessions.live:
+            if hints.must_exist:
                 raise not_held()
             self.admit(caller.tenant)
-            self.sessions.add(found.session)
+            self.sessions.add(match.session)
         self.sessions.stored.touch(used)
-        return found
+        return match
 
     def check_open(self) -> None:
         """Raises ApiError 503 once the gateway is about to stop."""
@@ -188,8 +195,8 @@ class Gateway:
     def check_spends(self, caller: Caller) -> None:
         """What costs, and is not captured, is about to be asked for. Raises ApiError 403 for the key of a session that
         has ended, and 429 for a key that has spent what it may."""
-        if caller.session is not None and caller.session.ended:
-            raise refuse_ended(caller.session)
+        if caller.session is not None and caller.session.has_ended:
+            raise ended_refusal(caller.session)
         self.recorder.spending.check(caller.key, now_micros())
 
     async def check_serves(self, caller: Caller) -> None:
@@ -213,7 +220,7 @@ class Gateway:
         self.sessions.add(session)
         return id is not None
 
-    def ensure_started(self, session: GatewaySession) -> bool:
+    def ensure_start(self, session: GatewaySession) -> bool:
         """An episode that nobody asked for begins with the first record of a call. False: its start is lost."""
         return session.step > 0 or self.begin(session)
 
@@ -233,12 +240,12 @@ class Gateway:
     ) -> None:
         """A session ends, its calls first. Idempotent. Raises ApiError 503 where not even the log's reserve takes its
         end: then it has not ended."""
-        while session.busy and not session.ended:
+        while session.busy and not session.has_ended:
             running = list(session.calls.values())
             for task in running:
                 task.cancel()
             await asyncio.wait(running, timeout=ENDING_S)
-        if session.ended:
+        if session.has_ended:
             await self.recorder.durable(session)
             return
         start = session.start
@@ -246,15 +253,15 @@ class Gateway:
             "status": status,
             "stop_condition": stop_condition,
             "steps": session.step,
-            "output": output if output is not None else session.said,
+            "output": output if output is not None else session.newest_text,
             "reason": reason,
-            "whole": session.whole,
+            "whole": session.is_whole,
             "task_id": start["task_id"],
             "task": start["task"],
             "awaits": start["awaits"],
         }
         self.recorder.accept(session, "episode_ended", body, actor="agent")
-        session.ended = True
+        session.has_ended = True
         self.sessions.retire(session)
         await self.recorder.durable(session)
 
@@ -264,8 +271,8 @@ class Gateway:
             running = [task for session in self.sessions.live.values() for task in session.calls.values()]
             if not running:
                 return
-            _, late = await asyncio.wait(running, timeout=patience)
-            for task in late:
+            _, late_tasks = await asyncio.wait(running, timeout=patience)
+            for task in late_tasks:
                 task.cancel()
 
     async def reap(self) -> None:
@@ -275,16 +282,16 @@ class Gateway:
             self.sessions.stored.sweep(now_micros())
             for session in self.sessions.idle(self.options.idle_timeout_s):
                 await asyncio.sleep(0)  # there may be thousands
-                if not session.silent(self.options.idle_timeout_s) or session.ended:
+                if not session.is_silent(self.options.idle_timeout_s) or session.has_ended:
                     continue
                 if session.step == 0:
                     self.sessions.discard(session)
                     continue
-                status: EpisodeStatus = "abandoned" if session.granted else "completed"
+                status: EpisodeStatus = "abandoned" if session.has_grant else "completed"
                 with suppress(ApiError):  # the log is full: it is as idle at the next look
                     await self.end(session, status=status, stop_condition="idle")
 
 
-def refuse_ended(session: GatewaySession) -> ApiError:
+def ended_refusal(session: GatewaySession) -> ApiError:
     """The refusal of a call in a session that has ended."""
     return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")

@@ -21,11 +21,11 @@ from millrace.infra.errors import AccessError, BusError, ConfigError, TopicError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.readable import passed_over, readable
 from millrace.infra.log.topics import full_name
-from millrace.infra.versions import here, located
+from millrace.infra.versions import here, locate
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.served_policy import Awaited, Served
-from millrace.producers.gateway.prices import Prices, priced
+from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
+from millrace.producers.gateway.prices import Prices, to_prices
 from millrace.schemas.records import WeightVersion
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ FIRST_LOOK_S = 0.5
 """between two looks before any policy is served, and so before the port is open"""
 LOOK_S = 2.0
 """between two looks for those that are not served yet"""
-ANY = 1 << 20
+ANY_LENGTH = 1 << 20
 
 
 class NotYet(Exception):
@@ -47,67 +47,67 @@ class Joining:
 
     def __init__(self, settings: Settings, fleet: Fleet, *, longest: int, prices: Prices | None) -> None:
         self.settings = settings
-        self.awaited = Awaited(settings.policy.name, fleet)
+        self.awaited = AwaitedPolicy(settings.policy.name, fleet)
         self._longest = longest
         self._prices = prices
         self.given_up = False
 
-    def look(self, bus: Bus) -> Served | None:
-        """The policy, where it has a version; else `awaited.why` says what it waits for."""
-        awaited, said = self.awaited, self.awaited.kind
+    def look(self, bus: Bus) -> ServedPolicy | None:
+        """The policy, where it has a version; else `awaited_policy.why` says what it waits for."""
+        awaited_policy, former_kind = self.awaited, self.awaited.kind
         self.given_up = False
         try:
             model = find_model(self.settings, bus)
             renderer = make_renderer(self.settings, model)
             context = context_of(Path(model["uri"]))
         except NotYet as error:
-            awaited.why, awaited.kind = str(error), type(error.__cause__).__name__
+            awaited_policy.why, awaited_policy.kind = str(error), type(error.__cause__).__name__
         except (AccessError, ConfigError) as error:
-            awaited.why, awaited.kind = str(error), type(error).__name__
+            awaited_policy.why, awaited_policy.kind = str(error), type(error).__name__
             self.given_up = isinstance(error, ConfigError)
         except Exception as error:  # whatever lies in another's folder, the others are served
-            awaited.why, awaited.kind = f"{type(error).__name__}: {error}", type(error).__name__
+            awaited_policy.why, awaited_policy.kind = f"{type(error).__name__}: {error}", type(error).__name__
         else:
             longest = min(self._longest or context, context)
-            return Served(awaited.policy, renderer, awaited.fleet, longest, self._prices)
-        if awaited.kind != said:  # texts of one error differ in their times
-            logger.warning("policy %s is not served yet: %s", awaited.policy, awaited.why)
+            return ServedPolicy(awaited_policy.policy, renderer, awaited_policy.fleet, longest, self._prices)
+        if awaited_policy.kind != former_kind:  # texts of one error differ in their times
+            logger.warning("policy %s is not served yet: %s", awaited_policy.policy, awaited_policy.why)
         return None
 
 
 def joining(settings: Settings, make: Callable[..., Engine], patience_s: float) -> list[Joining]:
     """The policies that the settings name, the gateway's own first. `patience_s`: how long a call waits where the one
     engine that the settings name does not listen yet. Raises ConfigError for a renderer that there is not."""
-    gateway, own = settings.gateway, settings.policy.name
+    gateway, own_policy = settings.gateway, settings.policy.name
     check(gateway.renderer)
     urls = (gateway.engine_url.rstrip("/"),)
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
-    fleet = Fleet(own, lambda url: make(url, absent_patience_s=patience_s if urls == (url,) else None), urls)
-    prices = priced(settings.policy.prices)
+    fleet = Fleet(own_policy, lambda url: make(url, absent_patience_s=patience_s if urls == (url,) else None), urls)
+    prices = to_prices(settings.policy.prices)
     return [
         Joining(settings, fleet, longest=settings.engine.max_model_len, prices=prices),
-        *(_other(settings, name, make) for name in gateway.policies),
+        *(_other_policy(settings, name, make) for name in gateway.policies),
     ]
 
 
-def _other(settings: Settings, name: str, make: Callable[..., Engine]) -> Joining:
+def _other_policy(settings: Settings, name: str, make: Callable[..., Engine]) -> Joining:
     """A policy beside the gateway's own."""
-    told = settings.gateway.policies[name]
-    check(told.renderer, f"[gateway.policies.{name}]")
+    entry = settings.gateway.policies[name]
+    check(entry.renderer, f"[gateway.policies.{name}]")
     folder = settings.gateway.capture_dir / "policies" / name
-    gateway = settings.gateway.model_copy(update={"renderer": told.renderer, "capture_dir": folder})
+    gateway = settings.gateway.model_copy(update={"renderer": entry.renderer, "capture_dir": folder})
     policy = settings.policy.model_copy(update={"name": name})
-    fleet = Fleet(name, make, tuple(url.rstrip("/") for url in told.engine_urls))
-    own = settings.model_copy(update={"policy": policy, "gateway": gateway})
-    return Joining(own, fleet, longest=told.max_model_len, prices=priced(told.prices))
+    fleet = Fleet(name, make, tuple(url.rstrip("/") for url in entry.engine_urls))
+    policy_settings = settings.model_copy(update={"policy": policy, "gateway": gateway})
+    return Joining(policy_settings, fleet, longest=entry.max_model_len, prices=to_prices(entry.prices))
 
 
-async def first(waiting: Sequence[Joining], bus: Bus, stop: asyncio.Event) -> list[Served]:
+async def first(waiting: Sequence[Joining], bus: Bus, stop: asyncio.Event) -> list[ServedPolicy]:
     """Those that can be served, as soon as there is one; none on `stop`. Raises ConfigError where none ever will be,
     and AccessError where the log lets nobody in."""
     while not stop.is_set():
-        if found := await _look(waiting, bus):
-            return found
+        if served_policies := await _look(waiting, bus):
+            return served_policies
         if all(one.given_up for one in waiting):
             raise ConfigError("; ".join(one.awaited.why for one in waiting))
         if all(one.awaited.kind == AccessError.__name__ for one in waiting):
@@ -119,16 +119,16 @@ async def first(waiting: Sequence[Joining], bus: Bus, stop: asyncio.Event) -> li
 async def rest(waiting: Sequence[Joining], bus: Bus, gateway: Gateway) -> None:
     """Let those that are not served yet be served, each as soon as it can be: what its folder lacks may still come.
     Runs until all are or it is cancelled."""
-    while left := [one for one in waiting if one.awaited.policy in gateway.engines.awaited]:
-        for served in await _look(left, bus):
-            gateway.engines.join(served)
-            logger.info("policy %s is served from now on", served.policy)
+    while still_waiting := [one for one in waiting if one.awaited.policy in gateway.engines.awaited]:
+        for served_policy in await _look(still_waiting, bus):
+            gateway.engines.join(served_policy)
+            logger.info("policy %s is served from now on", served_policy.policy)
         await asyncio.sleep(LOOK_S)
 
 
-async def _look(waiting: Sequence[Joining], bus: Bus) -> list[Served]:
-    found = await asyncio.gather(*(asyncio.to_thread(one.look, bus) for one in waiting))
-    return [served for served in found if served is not None]
+async def _look(waiting: Sequence[Joining], bus: Bus) -> list[ServedPolicy]:
+    results = await asyncio.gather(*(asyncio.to_thread(one.look, bus) for one in waiting))
+    return [served_policy for served_policy in results if served_policy is not None]
 
 
 def find_model(settings: Settings, bus: Bus) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def find_model(settings: Settings, bus: Bus) -> dict[str, Any]:
     name = settings.policy.name
     topic = full_name(settings.namespace, f"{name}.weights")
     # A gateway that served before serves again though the log is down: what it needs lies beside its capture log.
-    known = settings.gateway.capture_dir / "model.json"
+    file = settings.gateway.capture_dir / "model.json"
     try:
-        found = _model(settings, bus, topic)
+        model = _model(settings, bus, topic)
     except BusError as error:
-        found = json.loads(known.read_bytes()) if known.is_file() else {}
-        if found.get("policy") == name and Path(found["uri"]).is_dir():
+        model = json.loads(file.read_bytes()) if file.is_file() else {}
+        if model.get("policy") == name and Path(model["uri"]).is_dir():
             logger.warning("the log does not answer, serving from what is known: %s", error)
-            return found
+            return model
         if isinstance(error, AccessError):
             raise
         if isinstance(error, TopicError):
@@ -158,11 +158,11 @@ def find_model(settings: Settings, bus: Bus) -> dict[str, Any]:
         else:
             why = f"the log does not answer, and this gateway has served no version from here before: {error}"
         raise NotYet(why) from error
-    if found is None:
+    if model is None:
         raise NotYet(f"policy {name} has no version yet: `millrace policy create` with its settings makes one")
-    known.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    durable.write(known, json.dumps(found))
-    return found
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    durable.write(file, json.dumps(model))
+    return model
 
 
 def _model(settings: Settings, bus: Bus, topic: str) -> dict[str, Any] | None:
@@ -172,13 +172,13 @@ def _model(settings: Settings, bus: Bus, topic: str) -> dict[str, Any] | None:
         event = readable(WeightVersion, record)
         if event is None or event["policy"] != settings.policy.name:
             continue
-        event = located(event, settings.weights)
-        found = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
-        found["uri"] = found["uri"].removeprefix("file://")
-        if here(Path(found["uri"], "tokenizer.json")):
-            return found
+        event = locate(event, settings.weights)
+        model = {name: event[name] for name in ("policy", "uri", "tokenizer_hash", "template_hash")}
+        model["uri"] = model["uri"].removeprefix("file://")
+        if here(Path(model["uri"], "tokenizer.json")):
+            return model
         passed_over(record, "its directory holds no tokenizer.json")
-        first = first or found
+        first = first or model
     return first
 
 
@@ -198,5 +198,6 @@ def context_of(folder: Path) -> int:
     path = folder / "config.json"
     config = json.loads(path.read_bytes()) if path.is_file() else {}
     return int(
-        config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings", ANY)
+        config.get("max_position_embeddings")
+        or config.get("text_config", {}).get("max_position_embeddings", ANY_LENGTH)
     )

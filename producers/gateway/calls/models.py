@@ -19,31 +19,31 @@ class WantedModel(NamedTuple):
     version: int | None
 
 
-def named(policies: Collection[str], model: str) -> str | None:
+def policy_of(policies: Collection[str], model: str) -> str | None:
     """The policy that a model's name begins with, alone or before an @."""
     if model in policies:
         return model
     return max((policy for policy in policies if model.startswith(f"{policy}@")), key=len, default=None)
 
 
-def wanted(policies: Collection[str], model: str) -> WantedModel:
+def parse_model(policies: Collection[str], model: str) -> WantedModel:
     """What a call of `model` asks of a gateway that serves these policies. Raises ApiError 404 for a version that is
     none."""
-    policy = named(policies, model)
+    policy = policy_of(policies, model)
     if policy is None or policy == model:
         return WantedModel(policy, None)
     label = parse_label(model)
     if label is None or label[0] != policy:
-        raise not_found(f"The model {model!r} names no version: write {policy} for any, or {make_label(policy, 17)}")
+        raise no_model(f"The model {model!r} names no version: write {policy} for any, or {make_label(policy, 17)}")
     return WantedModel(*label)
 
 
-def away(policy: str, version: int, served: Iterable[int]) -> ApiError:
-    """Nobody serves this version; `served` are those that somebody does."""
-    others = ", ".join(make_label(policy, other) for other in sorted(served))
-    return not_found(f"No engine serves the model {make_label(policy, version)!r} now; served are {others}")
+def no_version(policy: str, version: int, versions: Iterable[int]) -> ApiError:
+    """Nobody serves this version; `versions` are those that somebody does."""
+    labels = ", ".join(make_label(policy, number) for number in sorted(versions))
+    return no_model(f"No engine serves the model {make_label(policy, version)!r} now; served are {labels}")
 
 
-def not_found(message: str) -> ApiError:
+def no_model(message: str) -> ApiError:
     """There is no such model."""
     return ApiError(404, message, param="model", code="model_not_found")

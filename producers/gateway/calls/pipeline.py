@@ -19,7 +19,7 @@ from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import Step, TurnQueue, by_turns
 from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
-from millrace.producers.gateway.sessions.recorder import LARGE
+from millrace.producers.gateway.sessions.recorder import DRAFT_BYTES
 from millrace.schemas.ids import now_micros
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class CallPipeline:
         self._ends = TurnQueue()
         """of calls that are about to be recorded: those that begin meanwhile go first"""
 
-    async def whole(self, call: Call) -> WholeReply:
+    async def answer(self, call: Call) -> WholeReply:
         """The whole answer, recorded. Raises ApiError."""
         gateway = self.gateway
         try:
@@ -52,7 +52,7 @@ class CallPipeline:
                 gateway.discard_if_empty(call.session)
         if call.is_answered:
             await self._record(call)
-            await gateway.recorder.kept(call.session, lost=call.lost)
+            await gateway.recorder.ensure_durable(call.session, is_lost=call.is_lost)
             call.check()
         return reply
 
@@ -80,13 +80,13 @@ class CallPipeline:
             with CallInSession(call.session, call.name):
                 async with aclosing(call.pieces()) as pieces:
                     async for piece in pieces:
-                        if not call.marked:
+                        if not call.is_marked:
                             self._mark(call)
                         yield piece
                 await call.close()
                 is_recorded = True
                 await by_turns(self._records(call), self._ends)
-            await gateway.recorder.kept(call.session, lost=call.lost)
+            await gateway.recorder.ensure_durable(call.session, is_lost=call.is_lost)
             yield call.end()
         except ApiError as error:
             if not call.is_answered:
@@ -111,10 +111,10 @@ class CallPipeline:
 
     def _mark(self, call: Call) -> None:
         """A part of a reply is about to be told before its record. Its episode begins now."""
-        call.marked = True
+        call.is_marked = True
         # The mark first: a kill between the two leaves nothing that was begun and has no end.
         self.gateway.recorder.underway.begin(call.name, call.session.id)
-        call.lost = not self.gateway.ensure_started(call.session)
+        call.is_lost = not self.gateway.ensure_start(call.session)
 
     # ------------------------------------------------------------------ records
 
@@ -132,12 +132,12 @@ class CallPipeline:
         """A step for each choice, and before it one beside the loop where much is to be written; nothing happens
         between the last choice and the end."""
         session, recorder = call.session, self.gateway.recorder
-        call.lost = not self.gateway.ensure_started(session) or call.lost
+        call.is_lost = not self.gateway.ensure_start(session) or call.is_lost
         mark = recorder.underway.note(call.name)  # beside the last
         reason = call.unreadable()
         if reason is not None:
             logger.warning("%s of %s: %s", call.name, session.id, reason)
-            recorder.missed(session, "model_call", reason, call.spending(0) | mark)
+            recorder.record_gap(session, "model_call", reason, call.spending(0) | mark)
         for at in range(call.count if reason is None else 0):
             if at:
                 yield None
@@ -145,10 +145,10 @@ class CallPipeline:
             try:
                 reply = call.reply(at)
                 # Its caller may echo it, whatever becomes of its record.
-                self.gateway.sessions.replied(session, reply.digest, reply.message if reply.has_our_ids else None)
+                self.gateway.sessions.note_digest(session, reply.digest, reply.message if reply.has_our_ids else None)
                 body, breach = call.record(at, reply)
                 draft = None
-                if call.size(reply) >= LARGE:
+                if call.size(reply) >= DRAFT_BYTES:
                     draft = recorder.draft(session, "model_call", body, actor="policy", policy=call.policy)
                     stand = session.stand(call.policy)
                     yield draft.write
@@ -158,8 +158,8 @@ class CallPipeline:
             except Exception as error:
                 logger.exception("%s of %s cannot be captured", call.name, session.id)
                 call.forget()
-                call.lost = True
-                recorder.missed(session, "model_call", f"not recordable: {type(error).__name__}", notes)
+                call.is_lost = True
+                recorder.record_gap(session, "model_call", f"not recordable: {type(error).__name__}", notes)
                 continue
             if breach is not None:
                 logger.warning("%s of %s: %s from %s", call.name, session.id, breach, body["engine_version"])
@@ -174,28 +174,28 @@ class CallPipeline:
                 notes=notes,
                 policy=call.policy,
             )
-            call.lost = call.lost or id is None
+            call.is_lost = call.is_lost or id is None
             if id is not None:
-                session.said_before(call.policy).recorded(id, call.outline)
+                session.said_before(call.policy).add(id, call.outline)
             try:
                 self._index(call, at, reply, is_recorded=id is not None)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
                 logger.exception("%s: what a choice said cannot be looked into", session.id)
         for gap in call.gaps() if reason is None else ():
-            recorder.missed(session, "model_call", gap)
-        recorder.underway.done(call.name)
+            recorder.record_gap(session, "model_call", gap)
+        recorder.underway.settle(call.name)
         session.touch()
 
     def _index(self, call: Call, at: int, reply: ChoiceReply, *, is_recorded: bool) -> None:
         """The session knows a choice, as a start makes it know it."""
         session, sessions = call.session, self.gateway.sessions
-        if reply.stored is not None and (is_recorded or not self.gateway.recorder.required):
-            sessions.stored.keep(reply.id, session, reply.stored, reply.response, origin=reply.origin)
-        session.asks.called(call.messages, call.when, call.replaces)
-        session.asks.replied(reply.id, reply.message, now_micros())
+        if reply.request is not None and (is_recorded or not self.gateway.recorder.is_required):
+            sessions.stored.keep(reply.id, session, reply.request, reply.response, origin=reply.origin)
+        session.asks.note_call(call.messages, call.when, call.replaces)
+        session.asks.note_reply(reply.id, reply.message, now_micros())
         if not at:
             self.gateway.followed_up(session, call.messages, call.digests)
         if is_recorded:
-            sessions.answered(session, reply.id, reply.digest)
-        session.said = reply.message["content"] or session.said
+            sessions.note_response(session, reply.id, reply.digest)
+        session.newest_text = reply.message["content"] or session.newest_text
         call.note(reply, at)

@@ -20,19 +20,21 @@ def to_sampling(ask: Ask, defaults: Mapping[str, Any], room: int, grammar: Gramm
     Raises ApiError 400 when the prompt fills the context, and for values that no engine takes."""
     if room < 1:
         raise too_long(ask.asked_in)
-    asked = min(ask.max_tokens, room) if ask.fitted and ask.max_tokens is not None else ask.max_tokens
+    asked_tokens = min(ask.max_tokens, room) if ask.fitted and ask.max_tokens is not None else ask.max_tokens
 
-    usual = room if ask.usual_tokens is None else ask.usual_tokens
+    usual_tokens = room if ask.usual_tokens is None else ask.usual_tokens
 
     def pick(value: Any, name: str, default: Any) -> Any:
         return value if value is not None else defaults.get(name, default)
 
     if ask.logprobs:  # where nobody says how many tokens, as many as may have log-probabilities
-        usual = min(usual, max(1, bounds.LOGPROBS // (ask.n * (1 + ask.top_logprobs))))
+        usual_tokens = min(usual_tokens, max(1, bounds.LOGPROBS // (ask.n * (1 + ask.top_logprobs))))
 
     try:
         sampling = Sampling(
-            max_tokens=asked if asked is not None else min(int(defaults.get("max_tokens", usual)), room),
+            max_tokens=asked_tokens
+            if asked_tokens is not None
+            else min(int(defaults.get("max_tokens", usual_tokens)), room),
             temperature=float(pick(ask.temperature, "temperature", 1.0)),
             top_p=float(pick(ask.top_p, "top_p", 1.0)),
             top_k=int(pick(ask.top_k, "top_k", 0)),
@@ -49,12 +51,12 @@ def to_sampling(ask: Ask, defaults: Mapping[str, Any], room: int, grammar: Gramm
         )
     except EngineRejected as error:
         param = str(error).partition(" ")[0]
-        known = param in Sampling.__dataclass_fields__
-        raise bad_request(str(error), param=param if known else None, code="engine_rejected") from error
-    told = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
-    if ask.logprobs and told > bounds.LOGPROBS:
+        is_field = param in Sampling.__dataclass_fields__
+        raise bad_request(str(error), param=param if is_field else None, code="engine_rejected") from error
+    count = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.top_logprobs)
+    if ask.logprobs and count > bounds.LOGPROBS:
         raise bad_request(
-            f"logprobs: {told} log-probabilities are more than {bounds.LOGPROBS}: lower max_tokens, n or top_logprobs",
+            f"logprobs: {count} log-probabilities are more than {bounds.LOGPROBS}: lower max_tokens, n or top_logprobs",
             param="logprobs",
         )
     return sampling
@@ -62,11 +64,11 @@ def to_sampling(ask: Ask, defaults: Mapping[str, Any], room: int, grammar: Gramm
 
 def too_long(asked_in: str) -> ApiError:
     """The refusal of a prompt, in this field of its request, that leaves no room for a reply."""
-    said = "The conversation is longer than the model's context"
-    return bad_request(said, param=asked_in, code="context_length_exceeded")
+    message = "The conversation is longer than the model's context"
+    return bad_request(message, param=asked_in, code="context_length_exceeded")
 
 
-def recorded(sampling: Sampling) -> SamplingRecord:
+def record_of(sampling: Sampling) -> SamplingRecord:
     """How tokens were drawn, as records have it."""
     return {
         "temperature": sampling.temperature,

@@ -10,7 +10,7 @@ from millrace.producers.gateway.prices import Prices
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedPolicy:
     """`max_model_len` is the longest sequence that its model takes, in tokens; `prices` are those of its calls."""
 
     policy: str
@@ -25,7 +25,7 @@ class Served:
 
 
 @dataclass(slots=True, eq=False)
-class Awaited:
+class AwaitedPolicy:
     """A policy that is not served yet. `why`: what it waits for, in words for the operator; `kind` changes with it."""
 
     policy: str

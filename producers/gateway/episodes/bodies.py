@@ -27,7 +27,7 @@ Names = Annotated[list[str], msgspec.Meta(max_length=bounds.NAMES)]
 P = ParamSpec("P")
 
 
-def posted(body: Callable[P, msgspec.Struct], *positional: P.args, **fields: P.kwargs) -> dict[str, Any]:
+def post_body(body: Callable[P, msgspec.Struct], *positional: P.args, **fields: P.kwargs) -> dict[str, Any]:
     """A body as our own clients post it: the fields that are named here, which the type checker compares with those of
     the type `body`. The gateway checks their values."""
     assert isinstance(body, type)
@@ -94,7 +94,7 @@ class SamplingIn(Body):
     seed: Seed | None = None
     max_tokens: Positive | None = None
 
-    def named(self) -> dict[str, float | int]:
+    def defaults(self) -> dict[str, float | int]:
         """Those that were given."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from millrace.dialects.errors import ApiError
 from millrace.infra.config.keys import WORKERS
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.policies import SERVED
+from millrace.producers.gateway.calls.policies import SERVED_STANDING
 from millrace.producers.gateway.episodes.service import Episodes
 from millrace.producers.gateway.http.handling import Handler, enter, json_of
-from millrace.producers.gateway.sessions.ownership import HELD
+from millrace.producers.gateway.sessions.ownership import HOLDER_ONLY
 
 Work = Callable[[Any, bytes], Awaitable[dict[str, Any]]]
 
@@ -43,8 +43,8 @@ class EpisodeRoutes:
     async def _start(self, request: Request) -> Response:
         self.gateway.check_open()
         visit, caller = enter(request, self.gateway.callers)
-        body, must_exist = await visit.body(request), HELD in request.headers
-        return json_of(await self.episodes.start(caller, body, f"{self.address}/v1", held=must_exist))
+        body, must_exist = await visit.body(request), HOLDER_ONLY in request.headers
+        return json_of(await self.episodes.start(caller, body, f"{self.address}/v1", must_exist=must_exist))
 
     async def _sessions(self, request: Request) -> Response:
         _, caller = enter(request, self.gateway.callers)
@@ -52,7 +52,7 @@ class EpisodeRoutes:
 
     async def _reward(self, request: Request) -> Response:
         visit, caller = enter(request, self.gateway.callers)
-        session = self.episodes.judged(caller, request.path_params["id"], request.headers)
+        session = self.episodes.find_for_reward(caller, request.path_params["id"], request.headers)
         return json_of(await self.episodes.reward(caller, session, await visit.body(request)))
 
     async def _feedback(self, request: Request) -> Response:
@@ -61,7 +61,7 @@ class EpisodeRoutes:
 
     async def _on_session(self, work: Work, request: Request) -> Response:
         visit, caller = enter(request, self.gateway.callers)
-        session = self.episodes.own(caller, request.path_params["id"])
+        session = self.episodes.find_own(caller, request.path_params["id"])
         return json_of(await work(session, await visit.body(request)))
 
     async def _health(self, request: Request) -> Response:
@@ -69,7 +69,7 @@ class EpisodeRoutes:
         gateway.check_open()
         # No error: a load balancer would turn away rewards and ends of episodes too.
         recorder = gateway.recorder
-        down = await recorder.down() if recorder.required else None
+        down = await recorder.down() if recorder.is_required else None
         policies = gateway.engines.standing()
         status = "capture down" if down is not None else _overall(policies)
         try:
@@ -77,16 +77,18 @@ class EpisodeRoutes:
         except ApiError:
             return json_of({"status": status})  # a load balancer has no key; what is behind is not its business
         sessions, log = gateway.sessions, recorder.log
-        targets = [one for served in gateway.engines.served.values() for one in served.fleet.targets.values()]
+        targets = [
+            one for served_policy in gateway.engines.served.values() for one in served_policy.fleet.targets.values()
+        ]
         state: dict[str, Any] = {
             "status": status,
             "policies": policies,
             "sessions": sessions.count[caller.tenant],
             "engines": {target.url: {"version": target.version} for target in targets},
-            "capture": "required" if recorder.required else "best-effort",
+            "capture": "required" if recorder.is_required else "best-effort",
         }
         # What all tenants do together is for who runs the gateway, and for one that has it to itself.
-        if caller.granted or len({*gateway.options.keys.values()} - {WORKERS}) <= 1:
+        if caller.takes_grants or len({*gateway.options.keys.values()} - {WORKERS}) <= 1:
             state |= {
                 "sessions": len(sessions.live),
                 "unreadable": len(sessions.unreadable),
@@ -101,5 +103,5 @@ class EpisodeRoutes:
 
 def _overall(policies: Mapping[str, str]) -> str:
     """How a gateway stands whose policies stand so: by name, see `Gateway.standing`."""
-    served = [standing == SERVED for standing in policies.values()]
-    return "ok" if all(served) else "partial" if any(served) else "no engine"
+    flags = [standing == SERVED_STANDING for standing in policies.values()]
+    return "ok" if all(flags) else "partial" if any(flags) else "no engine"

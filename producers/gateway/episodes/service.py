@@ -44,7 +44,7 @@ AT_ONCE = 16
 LONGEST_GROUP = 200
 """bytes; a group's name is part of the Kafka key and of the headers of each of its events"""
 
-NOT_JOINED: Mapping[str, str | None] = {"join": None, "asked_id": None}
+NO_JOIN: Mapping[str, str | None] = {"join": None, "asked_id": None}
 
 T = TypeVar("T")
 SELF = "agent"
@@ -59,10 +59,10 @@ async def _read(kind: type[T], body: bytes) -> T:
             f"A request about a session has at most {bounds.REPORT_BYTES} bytes, not {len(body)}: report less at once",
             code="request_too_large",
         )
-    return await aside(len(body), _decoded, kind, body)
+    return await aside(len(body), _decode, kind, body)
 
 
-def _decoded(kind: type[T], body: bytes) -> T:
+def _decode(kind: type[T], body: bytes) -> T:
     shape.check(body)
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
@@ -70,11 +70,11 @@ def _decoded(kind: type[T], body: bytes) -> T:
         raise shape.json_refusal(body, error) from None
 
 
-def _group(wanted: StartIn) -> str | None:
+def _group(start_in: StartIn) -> str | None:
     """The group that a start names. A number belongs to the ticket of that number, and to nobody else."""
-    own = None if wanted.ticket is None else str(wanted.ticket)
-    group = wanted.group or own
-    if group and group != own and group.isascii() and group.isdigit():
+    ticket_group = None if start_in.ticket is None else str(start_in.ticket)
+    group = start_in.group or ticket_group
+    if group and group != ticket_group and group.isascii() and group.isdigit():
         raise bad_request(f"group: numbers are the groups of tickets: choose a name, as case-{group}", param="group")
     return group
 
@@ -96,18 +96,18 @@ class Episodes:
             session.touch()
         return session
 
-    def judged(self, caller: Caller, name: str, headers: Mapping[str, str]) -> GatewaySession:
+    def find_for_reward(self, caller: Caller, name: str, headers: Mapping[str, str]) -> GatewaySession:
         """The session that a caller may reward, by its id or by the name that its calls gave it: the newest of that
         name and of the end user that the headers name. The name of another tenant's session is one that nobody gave."""
-        said = hints({USER: headers.get(USER, "")}, name=name)
-        return self.find(caller, self._id(caller, said))
+        names = hints({USER: headers.get(USER, "")}, name=name)
+        return self.find(caller, self._id(caller, names))
 
-    def _id(self, caller: Caller, said: Hints) -> str:
+    def _id(self, caller: Caller, names: Hints) -> str:
         """The id of the session that a caller means; for a name that nobody gave, the name."""
-        name, sessions = said.name or "", self.gateway.sessions
+        name, sessions = names.name or "", self.gateway.sessions
         session = sessions.get(name)
         if session is None or session.tenant != caller.tenant:
-            session = sessions.newest(caller.tenant, said)
+            session = sessions.newest(caller.tenant, names)
         return name if session is None else session.id
 
     def of_name(self, caller: Caller, name: str | None) -> list[dict[str, str | bool]]:
@@ -116,33 +116,33 @@ class Episodes:
             raise ApiError(403, "A session's own key asks for no others: use a configured key", code="not_granted")
         if not name:
             raise bad_request("name: which? GET /v1/sessions?name=NAME", param="name")
-        found = self.gateway.sessions.of_name(caller.tenant, name)
-        return [{"session": one.id, "live": not one.ended} for one in found]
+        sessions = self.gateway.sessions.of_name(caller.tenant, name)
+        return [{"session": one.id, "live": not one.has_ended} for one in sessions]
 
-    def own(self, caller: Caller, id: str) -> GatewaySession:
+    def find_own(self, caller: Caller, id: str) -> GatewaySession:
         """The session that a caller may add to and end."""
         session = self.find(caller, id)
         caller.check_speaks_in(session)
         return session
 
-    async def start(self, caller: Caller, body: bytes, base_url: str, *, held: bool = False) -> dict[str, str]:
-        """Begin a session; returns its id, key and base URL. `held`: only one whose attempt runs here, or whose parent
-        does."""
-        wanted = await _read(StartIn, body)
+    async def start(self, caller: Caller, body: bytes, base_url: str, *, must_exist: bool = False) -> dict[str, str]:
+        """Begin a session; returns its id, key and base URL. `must_exist`: only one whose attempt runs here, or whose
+        parent does."""
+        start_in = await _read(StartIn, body)
         if caller.session is not None:
             # Its holder is the agent under training: it must not fill groups, take grants or grow its own tree.
             raise ApiError(403, "A session's own key starts no sessions: use a configured key", code="not_granted")
-        if wanted.ticket is not None and not caller.granted:
-            which = "the one that [rollout] key names, else the one in home/keys/workers"
-            raise ApiError(403, f"Only the key of rollout workers may take a grant: {which}", code="not_granted")
-        session = self._running(caller, wanted)
+        if start_in.ticket is not None and not caller.takes_grants:
+            key_place = "the one that [rollout] key names, else the one in home/keys/workers"
+            raise ApiError(403, f"Only the key of rollout workers may take a grant: {key_place}", code="not_granted")
+        session = self._running(caller, start_in)
         if session is None:
-            if held and wanted.parent is None:
+            if must_exist and start_in.parent is None:
                 raise not_held()
             self.gateway.admit(caller.tenant)
-            session = self._made(caller, wanted)
+            session = self._make_session(caller, start_in)
             self.gateway.begin(session)
-            if not session.whole:
+            if not session.is_whole:
                 self.gateway.sessions.retire(session)
                 raise log_full()
             await self.gateway.recorder.durable(session)
@@ -150,77 +150,81 @@ class Episodes:
 
     async def reward(self, caller: Caller, session: GatewaySession, body: bytes) -> dict[str, str]:
         """Record a reward; returns its id."""
-        return await self._judged(caller, session, await _read(RewardIn, body))
+        return await self._record_reward(caller, session, await _read(RewardIn, body))
 
     async def feedback(self, caller: Caller, body: bytes) -> dict[str, str]:
         """Record what a user said of a reply or of a session; returns the reward's id and the session's."""
-        given = await _read(FeedbackIn, body)
+        feedback_in = await _read(FeedbackIn, body)
         try:
-            reward = given.reward()
+            reward = feedback_in.reward()
         except ValueError as error:
             raise bad_request(str(error)) from None
-        session = self._of(caller, given)
-        return {**await self._judged(caller, session, reward), "session": session.id}
+        session = self._of(caller, feedback_in)
+        return {**await self._record_reward(caller, session, reward), "session": session.id}
 
-    def _of(self, caller: Caller, given: FeedbackIn) -> GatewaySession:
+    def _of(self, caller: Caller, feedback_in: FeedbackIn) -> GatewaySession:
         """The session that feedback is about."""
         sessions = self.gateway.sessions
-        if given.session is not None:
-            return self.find(caller, self._id(caller, hints({}, given.user, name=given.session)))
-        if given.response_id is None:
+        if feedback_in.session is not None:
+            return self.find(caller, self._id(caller, hints({}, feedback_in.user, name=feedback_in.session)))
+        if feedback_in.response_id is None:
             raise bad_request("feedback names a reply (response_id) or a session", param="response_id")
         try:
-            id = sessions.replies.find(caller.tenant, given.response_id)
+            id = sessions.replies.find(caller.tenant, feedback_in.response_id)
         except SeveralReplies:
             raise ApiError(
                 409,
-                f"Several sessions have a reply {given.response_id}: name the session too",
+                f"Several sessions have a reply {feedback_in.response_id}: name the session too",
                 code="ambiguous_reply",
                 param="session",
             ) from None
         if id is None:
-            raise ApiError(404, f"There is no reply {given.response_id} here", code="reply_not_found")
+            raise ApiError(404, f"There is no reply {feedback_in.response_id} here", code="reply_not_found")
         return self.find(caller, id)
 
-    async def _judged(self, caller: Caller, session: GatewaySession, given: RewardIn) -> dict[str, str]:
-        if given.span_start is not None and given.span_end is not None and given.span_end < given.span_start:
+    async def _record_reward(self, caller: Caller, session: GatewaySession, reward_in: RewardIn) -> dict[str, str]:
+        if (
+            reward_in.span_start is not None
+            and reward_in.span_end is not None
+            and reward_in.span_end < reward_in.span_start
+        ):
             raise bad_request("span_end is before span_start", param="span_end")
         own_key = caller.session is not None
         root = self.gateway.sessions.get(session.root)
         awaits = [SELF] if root is None else root.start["awaits"]
-        reserved = caller.barred(self.gateway.options.terms(session.policy).reserved)
-        check_source(given.source, own_key=own_key, awaits=awaits, reserved=reserved)
-        id = given.reward_id or new_id()
-        kind, target = given.target_kind, given.target
-        if given.response_id is not None:
-            kind, target = kind or "turn", target or given.response_id
-        known = RewardKey(given.source, id)
-        if known not in session.rewards:
-            check_room((key.source for key in session.rewards), given.source, awaits)
+        barred_sources = caller.barred_sources(self.gateway.options.terms(session.policy).verifiers)
+        check_source(reward_in.source, own_key=own_key, awaits=awaits, verifiers=barred_sources)
+        id = reward_in.reward_id or new_id()
+        kind, target = reward_in.target_kind, reward_in.target
+        if reward_in.response_id is not None:
+            kind, target = kind or "turn", target or reward_in.response_id
+        reward_key = RewardKey(reward_in.source, id)
+        if reward_key not in session.rewards:
+            check_room((key.source for key in session.rewards), reward_in.source, awaits)
             reward: Reward = {
                 "reward_id": id,
                 "target_kind": kind or "trajectory",
                 "target": target or session.id,
-                "span_start": given.span_start,
-                "span_end": given.span_end,
-                "source": given.source,
-                "source_version": given.source_version,
-                "rubric_version": given.rubric_version,
-                "value": given.value,
-                "components": given.components,
-                "label": given.label,
-                "failure": given.failure,
-                "critique": given.critique,
-                "supersedes": given.supersedes,
-                "independent": given.independent,
+                "span_start": reward_in.span_start,
+                "span_end": reward_in.span_end,
+                "source": reward_in.source,
+                "source_version": reward_in.source_version,
+                "rubric_version": reward_in.rubric_version,
+                "value": reward_in.value,
+                "components": reward_in.components,
+                "label": reward_in.label,
+                "failure": reward_in.failure,
+                "critique": reward_in.critique,
+                "supersedes": reward_in.supersedes,
+                "independent": reward_in.independent,
                 "observed_at": now_micros(),
-                "signal": given.signal,
-                "confidence": given.confidence,
+                "signal": reward_in.signal,
+                "confidence": reward_in.confidence,
                 "replay": None,
             }
             if self.gateway.recorder.accept(session, "reward", reward, actor="evaluator") is None:
                 raise ApiError(500, "The reward cannot be recorded", type="server_error", code="not_recordable")
-            session.rewards.add(known)
+            session.rewards.add(reward_key)
         # A repetition too: the first may still be on its way to the disk.
         await self.gateway.recorder.durable(session)
         return {"reward_id": id}
@@ -229,7 +233,7 @@ class Episodes:
         """Record what the agent did and saw; returns the ids of the events: null for a repetition, and where the log
         was full. A report with a source may be sent again, so a full log refuses the rest of it (503)."""
         report = await _read(EventsIn, body)
-        if session.ended:
+        if session.has_ended:
             raise ApiError(403, f"Session {session.id} has ended", code="session_ended")
         _check_numbers(session, report)
         ids: list[str | None] = []
@@ -249,71 +253,77 @@ class Episodes:
             kind = fields.pop("kind")  # the tag says which record it is, and is no field of it
             when, seq, source = fields.pop("event_time"), fields.pop("seq"), report.source
             # Looked at here, since the same report may be on its way twice.
-            if source is not None and seq < session.reported.get(source, 0):
+            if source is not None and seq < session.report_numbers.get(source, 0):
                 ids.append(None)
                 continue
             ask, actor = None, ACTORS[type(event)]
             if isinstance(event, ToolCallIn):
-                said, ask = _joined(session, event, when or now_micros()) if fields.pop("join") else (NOT_JOINED, None)
-                fields |= said
+                join_fields, ask = (
+                    _join_fields(session, event, when or now_micros()) if fields.pop("join") else (NO_JOIN, None)
+                )
+                fields |= join_fields
             if source is None:
                 ids.append(recorder.record(session, kind, fields, actor=actor, event_time=when))
             else:
                 notes = {REPORT: f"{source} {seq}"}
                 ids.append(recorder.accept(session, kind, fields, actor=actor, event_time=when, notes=notes))
-                session.reported[source] = seq + 1
+                session.report_numbers[source] = seq + 1
             if ids[-1] is not None:
-                session.asks.settled(ask)
+                session.asks.settle(ask)
 
     async def end(self, session: GatewaySession, body: bytes) -> dict[str, str | bool]:
         """End a session."""
-        given = await _read(EndIn, body)
+        end_in = await _read(EndIn, body)
         await self.gateway.end(
             session,
-            status=given.status,
-            stop_condition=given.stop_condition,
-            output=given.output,
-            reason=given.reason,
+            status=end_in.status,
+            stop_condition=end_in.stop_condition,
+            output=end_in.output,
+            reason=end_in.reason,
         )
         return {"session": session.id, "ended": True}
 
-    def _running(self, caller: Caller, wanted: StartIn) -> GatewaySession | None:
+    def _running(self, caller: Caller, start_in: StartIn) -> GatewaySession | None:
         """The live session of the same attempt: its start was answered, but the answer was lost."""
-        if wanted.attempt is None:
+        if start_in.attempt is None:
             return None
-        found = self.gateway.sessions.attempted(caller.tenant, wanted.attempt)
-        if found is not None and found.start["sample"] == wanted.sample and found.start["ticket"] == wanted.ticket:
-            return found
+        session = self.gateway.sessions.of_attempt(caller.tenant, start_in.attempt)
+        if (
+            session is not None
+            and session.start["sample"] == start_in.sample
+            and session.start["ticket"] == start_in.ticket
+        ):
+            return session
         return None
 
-    def _made(self, caller: Caller, wanted: StartIn) -> GatewaySession:
+    def _make_session(self, caller: Caller, start_in: StartIn) -> GatewaySession:
         id = marked_id(self.gateway.sessions.index)
-        parent = None if wanted.parent is None else self.own(caller, wanted.parent)
-        group = _group(wanted) or id
-        for what, bad in (
-            ("sample", wanted.sample >= wanted.group_size),
+        parent = None if start_in.parent is None else self.find_own(caller, start_in.parent)
+        group = _group(start_in) or id
+        for field, is_bad in (
+            ("sample", start_in.sample >= start_in.group_size),
             ("group", len(group.encode()) > LONGEST_GROUP),
         ):
-            if bad:
-                raise bad_request(f"{what} is out of range", param=what)
-        policy = self._policy(wanted.policy) if parent is None else parent.policy
+            if is_bad:
+                raise bad_request(f"{field} is out of range", param=field)
+        policy = self._policy(start_in.policy) if parent is None else parent.policy
         terms = self.gateway.options.terms(policy)
-        awaits = list(terms.awaits) if wanted.awaits is None else wanted.awaits
-        deadline_ms = terms.reward_deadline_ms if wanted.reward_deadline_ms is None else wanted.reward_deadline_ms
+        awaits = list(terms.awaits) if start_in.awaits is None else start_in.awaits
+        deadline_ms = terms.reward_deadline_ms if start_in.reward_deadline_ms is None else start_in.reward_deadline_ms
         start: EpisodeStarted = {
-            "task_id": wanted.task_id or id,
-            "task": "" if wanted.task is None else _text(wanted.task),
-            "ticket": wanted.ticket,
-            "group_size": wanted.group_size,
-            "sample": wanted.sample,
-            "min_version": wanted.min_version,
-            "deadline": wanted.deadline,
+            "task_id": start_in.task_id or id,
+            "task": "" if start_in.task is None else _text(start_in.task),
+            "ticket": start_in.ticket,
+            "group_size": start_in.group_size,
+            "sample": start_in.sample,
+            "min_version": start_in.min_version,
+            "deadline": start_in.deadline,
             "awaits": awaits,
             "reward_deadline_ms": deadline_ms,
-            "mode": wanted.mode,
-            "versions": cast(Versions, msgspec.structs.asdict(wanted.versions)),
-            "replay": wanted.replay,
-            "budget": {str(name): most for name, most in wanted.budget.items()},
+            "mode": start_in.mode,
+            "versions": cast(Versions, msgspec.structs.asdict(start_in.versions)),
+            "replay": start_in.replay,
+            "budget": {str(name): most for name, most in start_in.budget.items()},
         }
         return GatewaySession(
             id=id,
@@ -321,24 +331,24 @@ class Episodes:
             policy=policy,
             group=group if parent is None else parent.group,
             root=id if parent is None else parent.root,
-            attempt=(wanted.attempt or id) if parent is None else parent.attempt,
-            split=wanted.split if parent is None else parent.split,
+            attempt=(start_in.attempt or id) if parent is None else parent.attempt,
+            split=start_in.split if parent is None else parent.split,
             start=start if parent is None else {**parent.start, "task": "", "awaits": []},
-            parent=wanted.parent,
-            spawn_call=wanted.spawn_call,
+            parent=start_in.parent,
+            spawn_call=start_in.spawn_call,
             payer=caller.key,
-            defaults=wanted.sampling.named(),
+            defaults=start_in.sampling.defaults(),
         )
 
-    def _policy(self, named: str | None) -> str:
+    def _policy(self, name: str | None) -> str:
         """The policy that a start names; the gateway's own where it names none."""
-        known = self.gateway.policies
-        if named is None:
+        policies = self.gateway.policies
+        if name is None:
             return self.gateway.options.policy
-        if named not in known:
-            said = f"No policy {named!r} is served here; served are {', '.join(known)}"
-            raise ApiError(404, said, param="policy", code="policy_not_found")
-        return named
+        if name not in policies:
+            message = f"No policy {name!r} is served here; served are {', '.join(policies)}"
+            raise ApiError(404, message, param="policy", code="policy_not_found")
+        return name
 
 
 def _check_numbers(session: GatewaySession, report: EventsIn) -> None:
@@ -350,15 +360,15 @@ def _check_numbers(session: GatewaySession, report: EventsIn) -> None:
         return
     if None in seqs or any(after <= before for before, after in pairwise(cast(list[int], seqs))):
         raise bad_request("seq: the events of a source have numbers that rise", param="seq")
-    if source not in session.reported and len(session.reported) >= bounds.NAMES:
+    if source not in session.report_numbers and len(session.report_numbers) >= bounds.NAMES:
         raise bad_request(f"source: a session has at most {bounds.NAMES} sources of reports", param="source")
 
 
-def _joined(session: GatewaySession, call: ToolCallIn, at: int) -> tuple[dict[str, str | None], ToolAsk | None]:
+def _join_fields(session: GatewaySession, call: ToolCallIn, at: int) -> tuple[dict[str, str | None], ToolAsk | None]:
     """What is known of the model's call behind one that was seen on its way to the tool, and its ask."""
-    found = session.asks.join(call.name, call.arguments, at)
-    asked = found.ask.id or None if found.ask else None
-    return {"join": found.join, "asked_id": asked, "response_id": call.response_id or found.response}, found.ask
+    match = session.asks.join(call.name, call.arguments, at)
+    asked_id = match.ask.id or None if match.ask else None
+    return {"join": match.join, "asked_id": asked_id, "response_id": call.response_id or match.response}, match.ask
 
 
 def _text(value: object) -> str:
@@ -369,7 +379,7 @@ def _text(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
 
 
-def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserved: Collection[str]) -> None:
+def check_source(source: str, *, own_key: bool, awaits: Collection[str], verifiers: Collection[str]) -> None:
     """Raises ApiError 403 for a source that the caller may not speak for.
 
     A session's own key, which the agent under training holds, speaks for `agent` alone, and not even for that where the
@@ -387,7 +397,7 @@ def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserve
             code="wrong_source",
             param="source",
         )
-    if not own_key and source in reserved:
+    if not own_key and source in verifiers:
         raise ApiError(
             403,
             f"This caller cannot speak for {source!r}, a verifier of this deployment: send a key that names it under "
@@ -397,12 +407,12 @@ def check_source(source: str, *, own_key: bool, awaits: Collection[str], reserve
         )
 
 
-def check_room(known: Iterable[str], source: str, awaits: Collection[str]) -> None:
+def check_room(sources: Iterable[str], source: str, awaits: Collection[str]) -> None:
     """Raises ApiError 400 where an episode keeps no more rewards of such a source.
 
-    known: the sources of those that it has. Awaited sources and others have room of their own, as where episodes are
+    sources: the sources of those that it has. Awaited sources and others have room of their own, as where episodes are
     sealed, so that nobody fills the room of those who are awaited."""
-    count = sum((other in awaits) == (source in awaits) for other in known)
+    count = sum((one in awaits) == (source in awaits) for one in sources)
     if count >= bounds.REWARDS:
-        which = "of those that it awaits" if source in awaits else "of sources that it does not await"
-        raise bad_request(f"This episode has {count} rewards {which} and keeps no more", code="too_many_rewards")
+        kind = "of those that it awaits" if source in awaits else "of sources that it does not await"
+        raise bad_request(f"This episode has {count} rewards {kind} and keeps no more", code="too_many_rewards")

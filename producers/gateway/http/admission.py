@@ -27,7 +27,7 @@ DISCARD_S, DISCARD_BYTES = 2.0, 16 << 20
 """for how long, and how much, the rest of a body that is refused is read before the answer goes out"""
 
 
-class RequestBound(NamedTuple):
+class RequestLimit(NamedTuple):
     """A tenant or a key, and how many of its requests there may be. `max_rate`: in a second; 0: any."""
 
     of: str
@@ -43,39 +43,41 @@ class Intake:
         self.options = options
         self.held = 0
         """bytes of bodies"""
-        self.in_flight: Counter[RequestBound] = Counter()
+        self.in_flight: Counter[RequestLimit] = Counter()
         """requests of each tenant, and of each key that has a bound of its own"""
-        self._rates: dict[RequestBound, tuple[float, float]] = {}
+        self._rates: dict[RequestLimit, tuple[float, float]] = {}
 
-    def enter(self, caller: Caller) -> list[RequestBound]:
+    def enter(self, caller: Caller) -> list[RequestLimit]:
         """One request more: what it counts for. Raises ApiError 429 where one of these has too many, and counts it for
         none of them."""
-        own, now = self.options.limits.get(caller.key), time.monotonic()
-        bounds = [RequestBound("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
-        if own is not None:
-            bounds.append(
-                RequestBound("key", caller.key, own.max_in_flight or self.options.max_in_flight, own.max_rate or 0)
+        key_limits, now = self.options.limits.get(caller.key), time.monotonic()
+        limits = [RequestLimit("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
+        if key_limits is not None:
+            limits.append(
+                RequestLimit(
+                    "key", caller.key, key_limits.max_in_flight or self.options.max_in_flight, key_limits.max_rate or 0
+                )
             )
-        left: dict[RequestBound, float] = {}
-        for bound in bounds:
-            if self.in_flight[bound] >= bound.max_in_flight:
-                raise _too_many(bound, f"more than {bound.max_in_flight} requests at once")
-            if bound.max_rate:
-                most = max(1.0, bound.max_rate)  # below one a second, one at a time
-                had, then = self._rates.get(bound, (most, now))
-                left[bound] = min(most, had + (now - then) * bound.max_rate)
-                if left[bound] < 1:
-                    raise _too_many(bound, f"more than {bound.max_rate:g} requests a second")
-        self._rates |= {bound: (rest - 1, now) for bound, rest in left.items()}
-        self.in_flight.update(bounds)
-        return bounds
+        allowances: dict[RequestLimit, float] = {}
+        for limit in limits:
+            if self.in_flight[limit] >= limit.max_in_flight:
+                raise _too_many(limit, f"more than {limit.max_in_flight} requests at once")
+            if limit.max_rate:
+                most = max(1.0, limit.max_rate)  # below one a second, one at a time
+                had, then = self._rates.get(limit, (most, now))
+                allowances[limit] = min(most, had + (now - then) * limit.max_rate)
+                if allowances[limit] < 1:
+                    raise _too_many(limit, f"more than {limit.max_rate:g} requests a second")
+        self._rates |= {limit: (rest - 1, now) for limit, rest in allowances.items()}
+        self.in_flight.update(limits)
+        return limits
 
-    def leave(self, bounds: Iterable[RequestBound]) -> None:
+    def leave(self, limits: Iterable[RequestLimit]) -> None:
         """A request that counted for these is answered."""
-        for bound in bounds:
-            self.in_flight[bound] -= 1
-            if not self.in_flight[bound]:
-                del self.in_flight[bound]
+        for limit in limits:
+            self.in_flight[limit] -= 1
+            if not self.in_flight[limit]:
+                del self.in_flight[limit]
 
 
 class Visit:
@@ -84,7 +86,7 @@ class Visit:
     def __init__(self, intake: Intake, receive: Receive) -> None:
         self._intake = intake
         self._receive = receive
-        self._counted: list[RequestBound] = []
+        self._counted: list[RequestLimit] = []
         self._held = 0
         self._watch: asyncio.Task[None] | None = None
         self._is_read = False
@@ -193,11 +195,11 @@ async def discard(receive: Receive) -> None:
 def check_origin(headers: Headers) -> None:
     """For a gateway without keys, which serves this machine alone: a page from elsewhere, open in a browser here, must
     not speak to it, neither directly nor under a name that its owner points here. Raises ApiError 403."""
-    for name, given in (("host", f"//{headers.get('host', 'localhost')}"), ("origin", headers.get("origin"))):
-        if given is None:
+    for name, url in (("host", f"//{headers.get('host', 'localhost')}"), ("origin", headers.get("origin"))):
+        if url is None:
             continue
         try:
-            local = is_local(urlsplit(given).hostname or "")
+            local = is_local(urlsplit(url).hostname or "")
         except ValueError:
             local = False
         if not local:
@@ -209,6 +211,6 @@ def check_origin(headers: Headers) -> None:
             )
 
 
-def _too_many(bound: RequestBound, what: str) -> ApiError:
-    said = f"This {bound.of} has {what}: try again"
-    return ApiError(429, said, type="rate_limit_error", code="rate_limited", retry_after_s=1)
+def _too_many(limit: RequestLimit, excess: str) -> ApiError:
+    message = f"This {limit.of} has {excess}: try again"
+    return ApiError(429, message, type="rate_limit_error", code="rate_limited", retry_after_s=1)

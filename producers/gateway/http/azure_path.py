@@ -23,14 +23,14 @@ DEPLOYMENT = "millrace.deployment"
 """the deployment that a request names in its path, in its scope"""
 
 
-class _Named(msgspec.Struct):
+class _RequestModel(msgspec.Struct):
     model: Any = None
 
 
-_named = msgspec.json.Decoder(_Named)
+_model_decoder = msgspec.json.Decoder(_RequestModel)
 
 
-def plain(scope: Scope) -> Scope:
+def to_v1(scope: Scope) -> Scope:
     """A request without Azure's path."""
     path: str = scope["path"]
     if not path.startswith(PREFIX):
@@ -40,8 +40,8 @@ def plain(scope: Scope) -> Scope:
         return _at(scope, V1 + rest.removeprefix("v1/"))
     rest = rest.removeprefix(DEPLOYMENTS)
     # As it was sent, where a slash of the name is none of the path's: completions of `a/chat` are no chat of `a`.
-    sent: bytes = scope.get("raw_path") or path.encode(errors="surrogatepass")
-    below = next((one for one in OF_DEPLOYMENT if rest.endswith(one) and sent.endswith(one.encode())), None)
+    raw_path: bytes = scope.get("raw_path") or path.encode(errors="surrogatepass")
+    below = next((one for one in OF_DEPLOYMENT if rest.endswith(one) and raw_path.endswith(one.encode())), None)
     if below is None or rest == below:
         return scope
     return {**_at(scope, V1 + below[1:]), DEPLOYMENT: rest.removesuffix(below)}
@@ -55,10 +55,10 @@ def _at(scope: Scope, path: str) -> Scope:
     return {**scope, "path": path, "raw_path": path.encode(errors="surrogatepass"), "query_string": query}
 
 
-def deployed(body: bytes, name: str) -> bytes:
+def name_model(body: bytes, name: str) -> bytes:
     """A request to a deployment, as one for the model of that name. Raises ApiError 400 for what is no JSON object."""
     try:
-        if _named.decode(body).model == name:
+        if _model_decoder.decode(body).model == name:
             return body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # `renamed` says what is wrong with it

@@ -23,24 +23,24 @@ class Caller:
 
     tenant: str
     session: GatewaySession | None
-    granted: bool = False
+    takes_grants: bool = False
     judges: frozenset[str] = frozenset()
     key: str = ""
 
-    def barred(self, reserved: frozenset[str]) -> frozenset[str]:
+    def barred_sources(self, verifiers: frozenset[str]) -> frozenset[str]:
         """Those of the reserved sources that it may not speak for."""
-        return frozenset() if self.granted else reserved - self.judges
+        return frozenset() if self.takes_grants else verifiers - self.judges
 
     def speaks_in(self, session: GatewaySession) -> bool:
         """Whether it may add to a session of its tenant and end it: where a grant asked for one, whoever takes grants
         and the session's own key alone."""
-        return self.granted or self.session is session or not session.granted
+        return self.takes_grants or self.session is session or not session.has_grant
 
     def check_speaks_in(self, session: GatewaySession) -> None:
         """Raises ApiError 403 for a caller that may not."""
         if not self.speaks_in(session):
-            said = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"
-            raise ApiError(403, said, code="not_granted")
+            message = "A grant asked for this session: only its own key and the rollout workers' speak in it and end it"
+            raise ApiError(403, message, code="not_granted")
 
 
 class Callers:
@@ -55,18 +55,18 @@ class Callers:
 
     def identify(self, headers: Mapping[str, str]) -> Caller:
         """The caller behind a request's headers. Raises ApiError 401."""
-        given = key_of(headers)
-        if given.startswith(KEY_PREFIX):
-            return self._by_session_key(given)
-        hashed, workers = digest(given), self.options.rollout_key
-        tenant = self._tenants.get(hashed) if self._tenants else self.options.tenant
+        key = key_of(headers)
+        if key.startswith(KEY_PREFIX):
+            return self._by_session_key(key)
+        key_digest, workers = digest(key), self.options.rollout_key
+        tenant = self._tenants.get(key_digest) if self._tenants else self.options.tenant
         if tenant is None:
             raise ApiError(
                 401, "Incorrect API key provided: use a session's own key or a configured one", code="invalid_api_key"
             )
-        granted = bool(workers) and hashed == digest(workers)
-        judges = self._judges.get(hashed, frozenset())
-        return Caller(tenant, None, granted, judges, self._names.get(hashed, ""))
+        takes_grants = bool(workers) and key_digest == digest(workers)
+        judges = self._judges.get(key_digest, frozenset())
+        return Caller(tenant, None, takes_grants, judges, self._names.get(key_digest, ""))
 
     def _by_session_key(self, key: str) -> Caller:
         """A session's own key is that or nothing: it never passes for a caller without one."""
@@ -92,8 +92,8 @@ class Callers:
 def key_of(headers: Mapping[str, str]) -> str:
     """The key that a request bears, as one of the headers that clients use has it; "" where it bears none."""
     scheme, _, word = headers.get("authorization", "").strip().partition(" ")
-    given = word.strip() if scheme.lower() == "bearer" else scheme
-    return given or headers.get("x-api-key") or headers.get("api-key", "")
+    key = word.strip() if scheme.lower() == "bearer" else scheme
+    return key or headers.get("x-api-key") or headers.get("api-key", "")
 
 
 def digest(key: str) -> bytes:

@@ -69,7 +69,7 @@ class EventStream(Response):
             await self._say(send, b"", more=False)
         except BaseException as error:
             if not self._begun:
-                self._quiet()
+                self._stop_comments()
                 await self._refusal(error)(scope, receive, send)
             elif isinstance(error, ApiError):
                 await self._say(send, self._dialect.failed(error).sse())
@@ -77,18 +77,18 @@ class EventStream(Response):
             else:
                 raise
         finally:
-            self._quiet()
+            self._stop_comments()
 
     def _watch(self, send: Send, loop: asyncio.AbstractEventLoop) -> None:
         """Say a comment where there was silence for so long, and look again. A timer, since most streams need none: a
         task of its own costs each of them more."""
         self._last = self._last or loop.time()
-        due = self._last + self._keep_alive_s
-        if loop.time() >= due and not self._sending and self._comment is None:
+        deadline = self._last + self._keep_alive_s
+        if loop.time() >= deadline and not self._sending and self._comment is None:
             self._comment = loop.create_task(self._say_comment(send))
-        self._timer = loop.call_at(max(due, loop.time() + self._keep_alive_s / 4), self._watch, send, loop)
+        self._timer = loop.call_at(max(deadline, loop.time() + self._keep_alive_s / 4), self._watch, send, loop)
 
-    def _quiet(self) -> None:
+    def _stop_comments(self) -> None:
         """No more comments."""
         if self._timer is not None:
             self._timer.cancel()
@@ -98,7 +98,7 @@ class EventStream(Response):
     async def _say_comment(self, send: Send) -> None:
         try:
             with suppress(OSError):  # the client is gone: whoever serves it notices
-                await self._sent(send, self._dialect.keep_alive, more=True)
+                await self._send_data(send, self._dialect.keep_alive, more=True)
         finally:
             self._comment = None
 
@@ -107,11 +107,11 @@ class EventStream(Response):
             await asyncio.wait([self._comment])
         self._sending = True
         try:
-            await self._sent(send, data, more=more)
+            await self._send_data(send, data, more=more)
         finally:
             self._sending = False
 
-    async def _sent(self, send: Send, data: bytes, *, more: bool) -> None:
+    async def _send_data(self, send: Send, data: bytes, *, more: bool) -> None:
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -36,7 +36,7 @@ def enter(request: Request, callers: Callers) -> tuple[Visit, Caller]:
 async def body_of(visit: Visit, request: Request) -> bytes:
     """The body, for the model that the path names where it does."""
     body, name = await visit.body(request), request.scope.get(azure_path.DEPLOYMENT)
-    return body if name is None else await aside(len(body), azure_path.deployed, body, name)
+    return body if name is None else await aside(len(body), azure_path.name_model, body, name)
 
 
 def json_of(content: object) -> Response:
@@ -44,7 +44,7 @@ def json_of(content: object) -> Response:
     return Response(orjson.dumps(content), media_type=JSON)
 
 
-def guarded(handler: Handler) -> Handler:
+def guard_handler(handler: Handler) -> Handler:
     """A handler whose failures are answers."""
 
     async def guard(request: Request) -> Response:
@@ -61,14 +61,14 @@ def guarded(handler: Handler) -> Handler:
 def refusal(request: Request, error: BaseException) -> Response:
     """The answer to a request that failed before its response began. Raises what nobody waits for an answer to."""
     if not isinstance(error, ApiError):
-        error = _unforeseen(request, error)
+        error = _to_api_error(request, error)
     return dialects.of_path(request.url.path).refusal(error)
 
 
-def _unforeseen(request: Request, error: BaseException) -> ApiError:
+def _to_api_error(request: Request, error: BaseException) -> ApiError:
     if isinstance(error, asyncio.CancelledError) and not request.scope[VISIT].left:
-        said = "This call was cut off: its session has ended, or the gateway stops"
-        return ApiError(503, said, type="server_error", code="cut_off")
+        message = "This call was cut off: its session has ended, or the gateway stops"
+        return ApiError(503, message, type="server_error", code="cut_off")
     if not isinstance(error, Exception):
         raise error
     id = request.headers.get("x-request-id", "")

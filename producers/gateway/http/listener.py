@@ -76,7 +76,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         return await send({"type": "websocket.close", "code": TRY_AGAIN})
     await discard(receive)
     try:
-        path = session_path.plain(scope)["path"]
+        path = session_path.strip_name(scope)["path"]
     except ApiError:
         path = scope["path"]
     await dialects.of_path(path).refusal(error)(scope, receive, send)
@@ -121,8 +121,8 @@ class Listener:
         """Wait until a server ends by itself; raises what ended it."""
         if not self._servers:
             await asyncio.Event().wait()
-        done, _ = await asyncio.wait(self._servers.values(), return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        tasks, _ = await asyncio.wait(self._servers.values(), return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.result()
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
@@ -154,10 +154,10 @@ def check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            said = (
+            message = (
                 f"the gateway cannot listen on {host}:{port} ({error.strerror}): stop what does, or set [gateway] port"
             )
-            raise ServiceError(said) from None
+            raise ServiceError(message) from None
 
 
 def make_server(app: ASGIApp, connections: int, host: str = "", port: int = 0, uds: Path | None = None) -> Server:
@@ -184,12 +184,12 @@ def allow_files(connections: int) -> int:
     """Let this process open as many files as so many connections need; gives how many connections the system lets it
     hold."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    files = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= files:
         return connections
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    most = files if hard == resource.RLIM_INFINITY else min(files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
+    if most < files:
         logger.warning(
             "this process may open %d files, which is too few for %d connections: raise the system's limit (ulimit -n),"
             " or lower [gateway] max_connections",

@@ -8,20 +8,20 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from millrace.dialects.errors import bad_request
-from millrace.producers.gateway.sessions.ownership import OURS, PATH
+from millrace.producers.gateway.sessions.ownership import NAME_HEADER, PATH
 
 PREFIX = "/session/"
 _HEADER = PATH.encode()
 
 
-def plain(scope: Scope) -> Scope:
+def strip_name(scope: Scope) -> Scope:
     """An HTTP request without a name in its path. Raises ApiError 400 for a name that is none."""
     path: str = scope["path"]
     if not path.startswith(PREFIX):
         return scope
     name, slash, rest = path.removeprefix(PREFIX).partition("/")
     if not name or not name.isprintable():
-        raise bad_request(f"{PREFIX}NAME/v1: a name is printable and not empty", param=OURS)
+        raise bad_request(f"{PREFIX}NAME/v1: a name is printable and not empty", param=NAME_HEADER)
     headers = [*scope["headers"], (_HEADER, name.encode())]
     at = slash + rest
     return {**scope, "path": at, "raw_path": at.encode(errors="surrogatepass"), "headers": headers}

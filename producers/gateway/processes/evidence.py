@@ -35,14 +35,14 @@ ASKED_FIRST = ("system", "developer", "user")
 SAYS = ("model", "system", "instructions", "max_tokens")
 """fields of a request that are understood beside its messages"""
 _ABOUT = re.compile(r"/v1/sessions/([^/]+)/(?:reward|events|end)")
-_TOLD = re.compile(rb'"(?:id|tool_call_id|tool_use_id|call_id)"\s*:\s*"(call_[0-9a-f]{24})"')
+_CALL_ID = re.compile(rb'"(?:id|tool_call_id|tool_use_id|call_id)"\s*:\s*"(call_[0-9a-f]{24})"')
 _DIALECTS = {dialect.path: dialect for dialect in DIALECTS}
 
 
 class AtTheDoor(NamedTuple):
     """What is known of a request before its body, and whether that is to be read."""
 
-    said: Evidence
+    evidence: Evidence
     reads: Reads = None
 
 
@@ -70,7 +70,7 @@ def at_the_door(method: str, path: str, headers: Mapping[str, str]) -> AtTheDoor
     if method == "POST" and path in ("/v1/sessions", "/v1/feedback"):
         return AtTheDoor(Evidence(), "start" if path == "/v1/sessions" else "feedback")
     dialect = _DIALECTS.get(path)
-    if (name := hints(headers).name) is not None and (path.startswith("/v1/embeddings") or _spoken(path)):
+    if (name := hints(headers).name) is not None and (path.startswith("/v1/embeddings") or _is_of_dialect(path)):
         return AtTheDoor(Evidence(name=name))
     if dialect is not None and method == "POST":
         return AtTheDoor(Evidence(), dialect)
@@ -97,15 +97,15 @@ def in_the_body(reads: Reads, body: bytes) -> Evidence:
                 start = msgspec.json.decode(body or b"{}", type=_Start)
                 return Evidence(exact=start.parent) if start.parent else Evidence(attempt=start.attempt)
             case "feedback":
-                given = msgspec.json.decode(body or b"{}", type=_Feedback)
-                return Evidence(name=given.session) if given.session else Evidence(exact=given.response_id)
+                feedback = msgspec.json.decode(body or b"{}", type=_Feedback)
+                return Evidence(name=feedback.session) if feedback.session else Evidence(exact=feedback.response_id)
             case _:
                 return _of_call(reads, body)
     except (ApiError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Evidence()
 
 
-def _spoken(path: str) -> bool:
+def _is_of_dialect(path: str) -> bool:
     return any(path == at or path.startswith(f"{at}/") for at in _DIALECTS)
 
 
@@ -113,10 +113,10 @@ def _of_call(dialect: Dialect, body: bytes) -> Evidence:
     _, name = dialect.names(read_head(body))
     if name is not None:
         return Evidence(name=name)
-    if named := dialect.named_in(body):
-        return Evidence(exact=named[0])
-    told = tuple(dict.fromkeys(id.decode() for id in _TOLD.findall(body)))
-    return Evidence(told=told, head=head_of(dialect, body))
+    if ids := dialect.named_in(body):
+        return Evidence(exact=ids[0])
+    call_ids = tuple(dict.fromkeys(id.decode() for id in _CALL_ID.findall(body)))
+    return Evidence(call_ids=call_ids, head=head_of(dialect, body))
 
 
 def head_of(dialect: Dialect, body: bytes) -> bytes | None:

@@ -23,7 +23,7 @@ from millrace.schemas import bounds
 
 HOP = b"x-millrace-hop"
 """the header of a request that another process handed on"""
-ONLY_HELD, ANY_CALL, SPENDING, KNOWN = b"held", b"any", b"spending", b"known"
+HOLDER_CALL, ANY_CALL, SPENDING, KNOWN_IDS = b"held", b"any", b"spending", b"known"
 """what it says: a request for who holds its conversation, one for whoever gets it, and two questions of the other
 process itself: what keys have spent, and which of the ids in the body anybody was told there"""
 CONNECT_S = 5.0
@@ -32,7 +32,7 @@ OF_A_CONNECTION = {
     b"transfer-encoding", b"upgrade",
 }  # fmt: skip
 """headers that belong to one connection, and go no further"""
-NOT_SENT = OF_A_CONNECTION | {HOP, b"content-length", b"expect"}
+DROPPED_HEADERS = OF_A_CONNECTION | {HOP, b"content-length", b"expect"}
 MADE_ANEW = {b"date", b"server"}
 """headers that each server puts to an answer itself"""
 Headers = list[tuple[bytes, bytes]]
@@ -72,14 +72,16 @@ class Hops:
         body: bytes = b"",
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """The answer of a process to a request, its body still to be read. Raises NobodyThere and BrokenOff."""
-        sent = [(name, value) for name, value in headers if name.lower() not in NOT_SENT and name[:1] != b":"]
-        sent.append((HOP, why))
+        sent_headers = [
+            (name, value) for name, value in headers if name.lower() not in DROPPED_HEADERS and name[:1] != b":"
+        ]
+        sent_headers.append((HOP, why))
         if self._closed:
             raise BrokenOff
         url = URL(f"http://localhost{target}", encoded=True)
         try:
             async with self._client(index).request(
-                method, url, headers=[(name.decode(), _text(value)) for name, value in sent], data=body or None
+                method, url, headers=[(name.decode(), _text(value)) for name, value in sent_headers], data=body or None
             ) as answer:
                 yield answer
         except aiohttp.ClientConnectorError as error:
@@ -116,14 +118,14 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 def process_down() -> ApiError:
     """The process that holds a conversation does not answer."""
-    said = "The gateway's process that holds this conversation starts again: try again"
-    return ApiError(503, said, type="server_error", code="process_down", retry_after_s=RETRY_AFTER_S)
+    message = "The gateway's process that holds this conversation starts again: try again"
+    return ApiError(503, message, type="server_error", code="process_down", retry_after_s=RETRY_AFTER_S)
 
 
 def cut_off() -> ApiError:
     """It went away while it answered."""
-    said = "This call was cut off: the gateway's process that holds its conversation went away"
-    return ApiError(503, said, type="server_error", code="cut_off", retry_after_s=RETRY_AFTER_S)
+    message = "This call was cut off: the gateway's process that holds its conversation went away"
+    return ApiError(503, message, type="server_error", code="cut_off", retry_after_s=RETRY_AFTER_S)
 
 
 def _text(value: bytes) -> str:

@@ -28,13 +28,13 @@ from millrace.producers.gateway.marks import UUID7, index_of
 
 class Evidence(NamedTuple):
     """What a request says of the conversation that it belongs to. `exact`: an id that only its process can answer for;
-    `name`: the name, or the id, of a session; `attempt`: of a start; `told`: ids that the conversation was told;
+    `name`: the name, or the id, of a session; `attempt`: of a start; `call_ids`: ids that the conversation was told;
     `head`: a digest of the messages before its first reply."""
 
     exact: str | None = None
     name: str | None = None
     attempt: str | None = None
-    told: tuple[str, ...] = ()
+    call_ids: tuple[str, ...] = ()
     head: bytes | None = None
 
 
@@ -47,68 +47,68 @@ class ProcessLayout(NamedTuple):
     former: tuple[int, ...] = ()
 
     @property
-    def known(self) -> range:
+    def holders(self) -> range:
         """All that hold sessions, or may."""
         return range(max(self.processes, *self.former, self.here + 1))
 
 
 class ProcessWay(NamedTuple):
-    """A process to ask. `held`: only for what it holds already."""
+    """A process to ask. `must_exist`: only for what it holds already."""
 
     process: int
-    held: bool
+    must_exist: bool
 
 
-def ways(said: Evidence, layout: ProcessLayout) -> list[ProcessWay]:
+def ways(evidence: Evidence, layout: ProcessLayout) -> list[ProcessWay]:
     """Whom to ask, in this order; at least one, the last of them without `held`."""
     out: list[ProcessWay] = []
-    for way in _ways(said, layout):
+    for way in _ways(evidence, layout):
         if out and out[-1].process == way.process:
             out.pop()
         out.append(way)
     return out
 
 
-def _ways(said: Evidence, layout: ProcessLayout) -> Iterator[ProcessWay]:
-    here, known = layout.here, layout.known
-    if said.exact is not None:
-        index = index_of(said.exact)
-        if index is not None and index in known:
-            gone = index >= layout.processes
-            yield ProcessWay(index, held=gone)
-            if not gone:
+def _ways(evidence: Evidence, layout: ProcessLayout) -> Iterator[ProcessWay]:
+    here, holders = layout.here, layout.holders
+    if evidence.exact is not None:
+        index = index_of(evidence.exact)
+        if index is not None and index in holders:
+            is_gone = index >= layout.processes
+            yield ProcessWay(index, must_exist=is_gone)
+            if not is_gone:
                 return
         elif index is None:  # of an older release, or minted by somebody else
-            yield from (ProcessWay(other, held=True) for other in known if other != here)
-        yield ProcessWay(here, held=False)
+            yield from (ProcessWay(process, must_exist=True) for process in holders if process != here)
+        yield ProcessWay(here, must_exist=False)
         return
-    if said.name is not None:
-        index = index_of(said.name)
-        if index is None and layout.former and UUID7.fullmatch(said.name):
+    if evidence.name is not None:
+        index = index_of(evidence.name)
+        if index is None and layout.former and UUID7.fullmatch(evidence.name):
             index = 0  # a session of before there were several processes
-        if index is not None and index in known:
-            yield ProcessWay(index, held=True)
-        yield from _by(f"name {said.name}", layout)
-    elif said.attempt is not None:
-        yield from _by(f"attempt {said.attempt}", layout)
-    elif said.head is not None:
-        places = {index for id in said.told if (index := index_of(id)) is not None and index in known}
+        if index is not None and index in holders:
+            yield ProcessWay(index, must_exist=True)
+        yield from _by(f"name {evidence.name}", layout)
+    elif evidence.attempt is not None:
+        yield from _by(f"attempt {evidence.attempt}", layout)
+    elif evidence.head is not None:
+        places = {index for id in evidence.call_ids if (index := index_of(id)) is not None and index in holders}
         if len(places) == 1:
-            yield ProcessWay(places.pop(), held=True)
-        yield from _by(f"head {said.head.hex()}", layout)
+            yield ProcessWay(places.pop(), must_exist=True)
+        yield from _by(f"head {evidence.head.hex()}", layout)
     else:
-        yield ProcessWay(here, held=False)
+        yield ProcessWay(here, must_exist=False)
 
 
 def _by(key: str, layout: ProcessLayout) -> Iterator[ProcessWay]:
     """Those that a digest chooses, and chose before, where that is another."""
-    now = chosen(key, layout.processes)
-    former = {index: None for processes in layout.former if (index := chosen(key, processes)) != now}
-    yield from (ProcessWay(index, held=True) for index in former)
-    yield ProcessWay(now, held=False)
+    now = choose_process(key, layout.processes)
+    former = {index: None for processes in layout.former if (index := choose_process(key, processes)) != now}
+    yield from (ProcessWay(index, must_exist=True) for index in former)
+    yield ProcessWay(now, must_exist=False)
 
 
-def chosen(key: str, processes: int) -> int:
+def choose_process(key: str, processes: int) -> int:
     """The process that a key belongs to: of one process more, few keys move, and all of them to the new one."""
     text = key.encode(errors="surrogatepass")
     return max(range(processes), key=lambda index: blake2b(text, digest_size=8, key=index.to_bytes(1, "big")).digest())

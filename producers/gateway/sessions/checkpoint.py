@@ -47,7 +47,7 @@ class CheckpointHead(msgspec.Struct, array_like=True):
     """hours of the budget of each key that has limits: sums of other windows say nothing"""
     spending: dict[str, tuple[int, float, int, float]]
     unreadable: list[str]
-    broken: list[str]
+    broken_chains: list[str]
     doubtful: list[str]
 
 
@@ -76,14 +76,14 @@ class EndedSession(msgspec.Struct, array_like=True):
     spawn_call: str | None
     step: int
     link: bytes
-    whole: bool
+    is_whole: bool
     alias: str | None
     subject: str
     payer: str
     nameless: bool
     began: int
     rewards: list[tuple[str, str]]
-    reported: dict[str, int]
+    report_numbers: dict[str, int]
     is_newest: bool
 
 
@@ -96,16 +96,16 @@ class SessionsCheckpoint(msgspec.Struct):
 
     head: CheckpointHead
     content: list[ContentPlaces]
-    ended: list[EndedSession]
+    ended_sessions: list[EndedSession]
     replies: list[Reply]
-    spent: list[SpentReply]
+    spent_replies: list[SpentReply]
 
 
 LISTS: tuple[tuple[str, Any], ...] = (
     ("content", ContentPlaces),
-    ("ended", EndedSession),
+    ("ended_sessions", EndedSession),
     ("replies", Reply),
-    ("spent", SpentReply),
+    ("spent_replies", SpentReply),
 )
 _encode = msgspec.msgpack.Encoder().encode
 END = _encode("end")

@@ -26,7 +26,7 @@ class DeletedResponses:
 
     def add(self, id: str) -> None:
         """A response goes. Raises OSError where the disk does not take that: then nobody may count on it."""
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, durable.PRIVATE)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, durable.PRIVATE_MODE)
         try:
             # On a line of its own, whatever a process that was killed left before it.
             line = b"\n%s\n" % id.encode()
@@ -39,7 +39,7 @@ class DeletedResponses:
 
     def settle(self, forget: Callable[[str], bool]) -> None:
         """A start has read the log: what was deleted is forgotten, and an id that it did not give back goes too."""
-        kept = {id for id in self.left if forget(id)}
-        if kept != self.left:
-            durable.write(self._path, b"".join(b"%s\n" % id.encode() for id in sorted(kept)))
-            self.left = kept
+        logged_ids = {id for id in self.left if forget(id)}
+        if logged_ids != self.left:
+            durable.write(self._path, b"".join(b"%s\n" % id.encode() for id in sorted(logged_ids)))
+            self.left = logged_ids

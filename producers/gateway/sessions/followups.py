@@ -43,13 +43,13 @@ def weigh(messages: Sequence[Mapping[str, object]]) -> Weak | None:
     messages: of a conversation, each with `role` and `content`; the last is the user's and follows a reply."""
     if len(messages) < 2 or messages[-1]["role"] != "user" or messages[-2]["role"] != "assistant":
         return None
-    said = _text(messages[-1])
+    text = _text(messages[-1])
     before = next((_text(one) for one in reversed(messages[:-2]) if one["role"] == "user"), None)
-    if said is None:
+    if text is None:
         return None
-    if _CORRECTS.match(said):
+    if _CORRECTS.match(text):
         return Weak("corrected", -1.0, 0.3)
-    if before is not None and _repeats(before, said):
+    if before is not None and _repeats(before, text):
         return Weak("repeated", -1.0, 0.2)
     return None
 
@@ -62,13 +62,13 @@ def followup(
 
     digests: of the conversation before and after each message."""
     weak = weigh(messages)
-    if weak is None or session.answered is None:
+    if weak is None or session.newest_reply is None:
         return None
-    response, with_reply = session.answered
+    response, with_reply = session.newest_reply
     if digests[-2] != with_reply:
         return None
     id = f"{SOURCE}:{response}"
-    if RewardKey(SOURCE, id) in session.rewards or _full(session):
+    if RewardKey(SOURCE, id) in session.rewards or _is_full(session):
         return None
     return {
         "reward_id": id,
@@ -93,7 +93,7 @@ def followup(
     }
 
 
-def _full(session: GatewaySession) -> bool:
+def _is_full(session: GatewaySession) -> bool:
     """Whether an episode has as many rewards of sources that it does not await as it keeps."""
     awaits = session.start["awaits"]
     return sum(key.source not in awaits for key in session.rewards) >= bounds.REWARDS
@@ -107,12 +107,12 @@ def _text(message: Mapping[str, object]) -> str | None:
     return content.strip().casefold().replace("\u2019", "'")
 
 
-def _repeats(before: str, said: str) -> bool:
-    one, other = set(_WORDS.findall(before)), set(_WORDS.findall(said))
+def _repeats(before: str, text: str) -> bool:
+    earlier_words, later_words = set(_WORDS.findall(before)), set(_WORDS.findall(text))
     # A number that differs is another question, however many words are the same.
-    if len(other) < FEWEST or _numbers(one) != _numbers(other):
+    if len(later_words) < FEWEST or _numbers(earlier_words) != _numbers(later_words):
         return False
-    return len(one & other) >= ALIKE * len(one | other)
+    return len(earlier_words & later_words) >= ALIKE * len(earlier_words | later_words)
 
 
 def _numbers(words: set[str]) -> set[str]:

@@ -30,7 +30,7 @@ from millrace.schemas.ids import new_id
 from millrace.schemas.records import ModelCall
 
 ITEM = array("i").itemsize
-RAW_KEPT = 16
+MOST_RAW = 16
 """lineages of prompts that no template wrote, of one session, that may be gone on with"""
 
 
@@ -74,9 +74,9 @@ class ServedCall:
 class CallStart:
     """How a call begins. `keep` tokens of `lineage` are its prefix; `prompt` is the whole prompt, once it is written.
 
-    `stored` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `known` are those that it
-    compares with where there are none; `tips` are replies, with all tokens up to their ends, that a prompt which no
-    template writes may go on from; `packed` is the prompt as records hold it."""
+    `past_tokens` and `past` are the tokens and messages that `write` may go on from, behind `tip`; `newest_messages`
+    are those that it compares with where there are none; `tips` are replies, with all tokens up to their ends, that a
+    prompt which no template writes may go on from; `prompt_bytes` is the prompt as records hold it."""
 
     messages: list[Message]
     digests: list[bytes]
@@ -86,14 +86,14 @@ class CallStart:
     keep: int = 0
     lineage: KnownLineage | None = None
     tip: Node | None = None
-    opened: str | None = None
+    opening: str | None = None
     supersedes: str | None = None
     former: ServedCall | None = None
-    stored: list[int] = field(default_factory=list)
+    past_tokens: list[int] = field(default_factory=list)
     past: list[Message] = field(default_factory=list)
-    known: list[Message] | None = None
+    newest_messages: list[Message] | None = None
     tips: list[tuple[Node, array[int]]] = field(default_factory=list)
-    packed: bytes = b""
+    prompt_bytes: bytes = b""
     options: Options = field(default_factory=dict)
 
     @property
@@ -102,7 +102,7 @@ class CallStart:
         return ITEM * sum(len(tokens) for _, tokens in self.tips)
 
 
-class Placed(TypedDict):
+class Placement(TypedDict):
     """Where a choice of a call stands; `prompt`: int32, packed, what follows the first `prefix_len` tokens."""
 
     lineage: str
@@ -159,19 +159,21 @@ class Lineages:
             plan.tips = [
                 (node, node.lineage.tokens[: node.length]) for node in self._raw.values() if node.lineage.tip is node
             ]
-            plan.opened = "its prompt begins with no earlier one and its reply" if self._raw else "it is the first call"
+            plan.opening = (
+                "its prompt begins with no earlier one and its reply" if self._raw else "it is the first call"
+            )
             return
         node = self._match(plan.messages, plan.digests)
         if node is None:
-            plan.known = [] if self._newest is None else self._newest.messages
-            plan.opened = "it is the first call" if self._newest is None else None
+            plan.newest_messages = [] if self._newest is None else self._newest.messages
+            plan.opening = "it is the first call" if self._newest is None else None
         elif node.lineage.tip is not node:
-            plan.opened = "it branches off an earlier reply"
+            plan.opening = "it branches off an earlier reply"
         elif not proven and _hides(node.lineage.messages[: node.count], plan.messages):
-            plan.opened = "the caller has no name and did not echo the thoughts"
+            plan.opening = "the caller has no name and did not echo the thoughts"
         else:
             plan.tip = node
-            plan.stored = node.lineage.tokens[: node.length].tolist()
+            plan.past_tokens = node.lineage.tokens[: node.length].tolist()
             plan.past = node.lineage.messages[: node.count]
 
     @staticmethod
@@ -182,21 +184,21 @@ class Lineages:
             Lineages._write_raw(plan, prompt, renderer)
         elif not plan.prompt:
             Lineages._write(plan, tools, renderer)
-        plan.packed = array("i", plan.prompt).tobytes()
+        plan.prompt_bytes = array("i", plan.prompt).tobytes()
 
     @staticmethod
     def _write(plan: CallStart, tools: Tools, renderer: Renderer) -> None:
-        if plan.known is not None:
-            plan.opened = plan.opened or _why(plan.known, plan.messages)
+        if plan.newest_messages is not None:
+            plan.opening = plan.opening or _why(plan.newest_messages, plan.messages)
         if plan.tip is not None and renderer.reads(plan.options) != renderer.reads(plan.tip.lineage.options):
-            plan.tip, plan.opened = None, "the options of the chat template changed"
+            plan.tip, plan.opening = None, "the options of the chat template changed"
         if plan.tip is not None:
-            between = renderer.bridge(plan.stored, plan.past, plan.messages[plan.tip.count :], tools, plan.options)
+            between = renderer.bridge(plan.past_tokens, plan.past, plan.messages[plan.tip.count :], tools, plan.options)
             if not isinstance(between, NoContinuation):
                 plan.lineage, plan.keep = plan.tip.lineage, plan.tip.length
-                plan.prompt = plan.stored + between
+                plan.prompt = plan.past_tokens + between
                 return
-            plan.tip, plan.opened = None, between.reason
+            plan.tip, plan.opening = None, between.reason
         plan.prompt = renderer.render(plan.messages, tools, plan.options)
 
     @staticmethod
@@ -213,7 +215,7 @@ class Lineages:
             elif prompt.startswith(text := renderer.decode(tokens)):
                 rest = renderer.encode(prompt[len(text) :])
             if rest is not None:
-                plan.lineage, plan.tip, plan.keep, plan.opened = node.lineage, node, node.length, None
+                plan.lineage, plan.tip, plan.keep, plan.opening = node.lineage, node, node.length, None
                 plan.prompt = tokens.tolist() + rest
                 return
         plan.prompt = renderer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -229,22 +231,22 @@ class Lineages:
         """The call of this request that was served last."""
         return self._asked.get(hash)
 
-    def served(self, hash: bytes, response: str, turn: int) -> None:
+    def note_answer(self, hash: bytes, response: str, turn: int) -> None:
         """A request was answered by who gives no tokens to go on from."""
         self._asked[hash] = ServedCall(response, turn)
 
-    def placed(self, plan: CallStart, choice: int, n: int) -> Placed:
+    def placement(self, plan: CallStart, choice: int, n: int) -> Placement:
         """Where a choice of a call, which has its reply now, stands."""
-        lineage, opened = plan.lineage, plan.opened
+        lineage, opening = plan.lineage, plan.opening
         if choice:
-            lineage, opened = None, f"it is choice {choice} of {n}"
+            lineage, opening = None, f"it is choice {choice} of {n}"
         elif lineage is not None and lineage.tip is not plan.tip:
             tip = lineage.tip
             if tip is None or plan.supersedes is None or tip.response != plan.supersedes:
-                lineage, opened = None, "another call went on from the same reply"
+                lineage, opening = None, "another call went on from the same reply"
         if lineage is None:
-            return {"lineage": new_id(), "opened": opened, "prefix_len": 0, "prompt": plan.packed}
-        prompt = plan.packed[plan.keep * ITEM :]
+            return {"lineage": new_id(), "opened": opening, "prefix_len": 0, "prompt": plan.prompt_bytes}
+        prompt = plan.prompt_bytes[plan.keep * ITEM :]
         return {"lineage": lineage.id, "opened": None, "prefix_len": plan.keep, "prompt": prompt}
 
     def apply(
@@ -267,11 +269,11 @@ class Lineages:
         del tokens[keep:]
         tokens.frombytes(unpack(call["prompt_ids"]).astype(np.int32).tobytes())
         length = len(tokens)
-        asked = self._asked.get(hash)
-        if asked is None or asked.response != call["response_id"]:
+        served_call = self._asked.get(hash)
+        if served_call is None or served_call.response != call["response_id"]:
             turn = call["turn"]
             self.turns = max(self.turns, turn + 1)
-            asked = self._asked[hash] = ServedCall(call["response_id"], turn)
+            served_call = self._asked[hash] = ServedCall(call["response_id"], turn)
         self._newest, lineage.options = lineage, options
         if call["finish_reason"] == ABORT:
             return None
@@ -281,12 +283,12 @@ class Lineages:
         node = Node(lineage, len(tokens), len(lineage.messages), reply["content"], call["response_id"], lineage.tip)
         lineage.tip = node
         if call["choice"] == 0:
-            asked.length, asked.node = length, node
+            served_call.length, served_call.node = length, node
         digest = match_keys.extend(digests[-1], reply)
         if _raw(messages):
             self._raw[lineage.id] = node
             self._raw.move_to_end(lineage.id)
-            while len(self._raw) > RAW_KEPT:
+            while len(self._raw) > MOST_RAW:
                 self._raw.popitem(last=False)
         else:
             self._nodes[digest] = node
@@ -308,20 +310,21 @@ def _raw(messages: Sequence[Message]) -> bool:
     return len(messages) == 1 and RAW in messages[0]
 
 
-def _why(known: Sequence[Message], messages: Sequence[Message]) -> str:
+def _why(newest_messages: Sequence[Message], messages: Sequence[Message]) -> str:
     """Why no node matched, compared with the messages of the newest lineage."""
-    for at, (ours, theirs) in enumerate(zip(known, messages, strict=False)):
-        if ours != theirs and match_keys.message_key(ours) != match_keys.message_key(theirs):
-            return f"message {at} ({theirs['role']}) differs from what was known"
-    if len(messages) < len(known):
+    for at, (newest_message, message) in enumerate(zip(newest_messages, messages, strict=False)):
+        if newest_message != message and match_keys.message_key(newest_message) != match_keys.message_key(message):
+            return f"message {at} ({message['role']}) differs from what was known"
+    if len(messages) < len(newest_messages):
         return "it leaves earlier messages out"
-    return "the tools changed" if known else "the former reply was cut off"
+    return "the tools changed" if newest_messages else "the former reply was cut off"
 
 
-def _hides(stored: Sequence[Message], echoed: Sequence[Message]) -> bool:
+def _hides(stored_messages: Sequence[Message], echoed_messages: Sequence[Message]) -> bool:
     """Whether the stored replies hold thoughts that the echo does not show."""
     return any(
-        (mine.get("reasoning_content") or "").strip() != (theirs.get("reasoning_content") or "").strip()
-        for mine, theirs in zip(stored, echoed, strict=False)
-        if mine.get("reasoning_content")
+        (stored_message.get("reasoning_content") or "").strip()
+        != (echoed_message.get("reasoning_content") or "").strip()
+        for stored_message, echoed_message in zip(stored_messages, echoed_messages, strict=False)
+        if stored_message.get("reasoning_content")
     )

@@ -6,7 +6,7 @@ log itself (in reserved space), and nothing is raised: serving goes on. The end 
 too; a reply that was under way when the former process died is labelled by a gap, once. What its sender can send again
 (`accept`) is refused by a full log and leaves no mark: nothing is lost. Where
 capture is `required`, no call begins while the log takes nothing (`check`), and no reply is told whose record is not
-written and synced (`kept`)."""
+written and synced (`ensure_durable`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from millrace.infra import proof, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.gateway.sessions.session import GatewaySession
-from millrace.producers.gateway.sessions.streaming_marks import REPLY, Underway
+from millrace.producers.gateway.sessions.streaming_marks import REPLY, StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec, envelope
 from millrace.schemas.chain import LONG, Begun, begin
@@ -31,14 +31,14 @@ from millrace.schemas.records import Body, Event, EventKind
 
 logger = logging.getLogger(__name__)
 
-RESERVED = {"gap", "episode_ended"}
-FULL = "capture log full"
+RESERVED_KINDS = {"gap", "episode_ended"}
+FULL_REASON = "capture log full"
 CUT_OFF = "cut off: the gateway died during this reply, of which its client has a part"
 NO_NOTES: Mapping[str, str] = {}
-LARGE = 256 << 10
+DRAFT_BYTES = 256 << 10
 """bytes of an event from which on an `EventDraft` of it is worth its while"""
 _events = telemetry.counter("millrace.gateway.events", "{event}", "events captured, by kind")
-_lost = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that could not be captured")
+_losses = telemetry.counter("millrace.gateway.lost_events", "{event}", "events that could not be captured")
 
 
 class EventDraft:
@@ -68,14 +68,14 @@ class Recorder:
         log: CaptureLog,
         key: str = "",
         *,
-        required: bool = False,
+        is_required: bool = False,
         spending: Spending | None = None,
-        underway: Underway | None = None,
+        underway: StreamingMarks | None = None,
     ) -> None:
         self.log = log
         self.spending = spending or Spending({})
-        self.underway = underway or Underway(log.folder)
-        self.required = required
+        self.underway = underway or StreamingMarks(log.folder)
+        self.is_required = is_required
         self.lost: Counter[str] = Counter()
         """events that could not be captured since the start, by kind"""
         self._key = key
@@ -99,11 +99,11 @@ class Recorder:
         `draft`: what `draft` made of the same body; `notes`: headers that stay in the capture log; `policy`: whose the
         event is, where it is not the session's."""
         try:
-            return self._written(session, kind, body, actor, event_time, parent_event, draft, notes, policy)
+            return self._write_event(session, kind, body, actor, event_time, parent_event, draft, notes, policy)
         except LogFull as error:
-            if session.whole or not session.gap_open:
+            if session.is_whole or not session.gap_open:
                 logger.error("trajectory %s is no longer whole: %s", session.id, error)
-            self.missed(session, kind, FULL, notes)
+            self.record_gap(session, kind, FULL_REASON, notes)
         return None
 
     def accept(
@@ -119,11 +119,11 @@ class Recorder:
         """`record` for what its sender can send again. Raises ApiError 503 where the log is full, which leaves nothing
         of it; None: no schema takes it, so that it is lost."""
         try:
-            return self._written(session, kind, body, actor, event_time, None, None, notes)
+            return self._write_event(session, kind, body, actor, event_time, None, None, notes)
         except LogFull:
             raise log_full() from None
 
-    def _written(
+    def _write_event(
         self,
         session: GatewaySession,
         kind: str,
@@ -138,14 +138,14 @@ class Recorder:
         """Append an event, after the gap that is still to be written. Raises LogFull."""
         try:
             if session.gap_open:
-                self._append(session, "gap", {"missed": 1, "reason": FULL}, "gateway", None, None)
+                self._append(session, "gap", {"missed": 1, "reason": FULL_REASON}, "gateway", None, None)
                 session.gap_open = False
             return self._append(session, kind, body, actor, event_time, parent_event, draft, notes, policy)
         except LogFull:
             raise
         except Exception as error:
             logger.exception("an event of trajectory %s cannot be written: %s", session.id, kind)
-            self.missed(session, kind, f"not recordable: {type(error).__name__}", notes)
+            self.record_gap(session, kind, f"not recordable: {type(error).__name__}", notes)
         return None
 
     def draft(
@@ -154,13 +154,13 @@ class Recorder:
         """What may be done of an event before its place in the chain is known."""
         return EventDraft(self._event(session, kind, actor, None, None, policy), body)
 
-    def missed(self, session: GatewaySession, kind: str, reason: str, notes: Mapping[str, str] = NO_NOTES) -> None:
+    def record_gap(self, session: GatewaySession, kind: str, reason: str, notes: Mapping[str, str] = NO_NOTES) -> None:
         """Say in the log that an event is missing; if even that cannot be written, before the next event. `notes`: the
         headers that the event would have had; what they say was spent counts until the gateway stops, where nothing of
         it can be written."""
-        _lost.add(1, kind=kind)
+        _losses.add(1, kind=kind)
         self.lost[kind] += 1
-        session.whole = False
+        session.is_whole = False
         try:
             self._append(session, "gap", {"missed": 1, "reason": reason}, "gateway", None, None, notes=notes)
             session.gap_open = False
@@ -179,9 +179,9 @@ class Recorder:
             session = sessions.get(trajectory)
             if session is not None:
                 logger.warning("trajectory %s is no longer whole: the gateway died during a reply", trajectory)
-                self.missed(session, "model_call", CUT_OFF, {REPLY: name})
+                self.record_gap(session, "model_call", CUT_OFF, {REPLY: name})
             if session is None or not session.gap_open:
-                self.underway.done(name)
+                self.underway.settle(name)
 
     async def durable(self, session: GatewaySession) -> bool:
         """Return once everything appended so far survives what it should survive, or cannot be made to: False."""
@@ -190,15 +190,15 @@ class Recorder:
         except OSError as error:
             logger.error("trajectory %s may not survive a power cut: %s", session.id, error)
             self._unsynced = True
-            self.missed(session, "unknown", f"not synced: {type(error).__name__}")
+            self.record_gap(session, "unknown", f"not synced: {type(error).__name__}")
             return False
         return True
 
-    async def kept(self, session: GatewaySession, *, lost: bool) -> None:
-        """`durable`, before a reply is told. Raises ApiError 503 where capture is required and its record is `lost`, or
-        may yet be."""
-        synced = await self.durable(session)
-        if self.required and (lost or session.gap_open or not synced):
+    async def ensure_durable(self, session: GatewaySession, *, is_lost: bool) -> None:
+        """`durable`, before a reply is told. Raises ApiError 503 where capture is required and its record is lost
+        (`is_lost`), or may yet be."""
+        is_synced = await self.durable(session)
+        if self.is_required and (is_lost or session.gap_open or not is_synced):
             raise capture_down()
 
     async def down(self) -> str | None:
@@ -214,7 +214,7 @@ class Recorder:
 
     async def check(self) -> None:
         """A call is about to begin. Raises ApiError 503 where capture is required and nothing could be captured."""
-        if self.required and (why := await self.down()) is not None:
+        if self.is_required and (why := await self.down()) is not None:
             logger.error("no call is served, since [gateway] capture is required: %s", why)
             raise capture_down()
 
@@ -231,8 +231,8 @@ class Recorder:
         policy: str | None = None,
     ) -> str:
         log, event = self.log, self._event(session, kind, actor, event_time, parent_event, policy)
-        written, begun = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
-        event = envelope.linked({**event, "body": written}, begun)
+        body_bytes, chain_start = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
+        event = envelope.linked({**event, "body": body_bytes}, chain_start)
         headers = {**envelope.headers_of(event, log.source), **notes}
         if kind == "episode_started":
             headers |= session.origin
@@ -240,14 +240,14 @@ class Recorder:
             headers[telemetry.HEADER] = context
         if kind == "reward" and self._key:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"])
-        log.append(Entry(session.key, headers, codec.encode("Event", event)), reserved=kind in RESERVED)
+        log.append(Entry(session.key, headers, codec.encode("Event", event)), from_reserve=kind in RESERVED_KINDS)
         session.places.append(log.newest)
         if kind == "episode_started":
             session.began = event["capture_time"]  # as a start would read it
-        session.followed(kind, event["step"], event["hash"])
+        session.follow(kind, event["step"], event["hash"])
         self.spending.fold(notes, event["capture_time"])
         if kind == "episode_ended":
-            telemetry.own("millrace.gateway", session.root, session.id, session.began, steps=session.step)
+            telemetry.export_own_span("millrace.gateway", session.root, session.id, session.began, steps=session.step)
         _events.add(1, kind=kind)
         return event["id"]
 
@@ -262,7 +262,7 @@ class Recorder:
     ) -> Event:
         """An event as it would be appended now, without its body and link."""
         now, log = now_micros(), self.log
-        whose = Belonging(
+        belonging = Belonging(
             tenant=session.tenant,
             policy=policy or session.policy,
             group=session.group,
@@ -275,7 +275,7 @@ class Recorder:
             spawn_call=session.spawn_call,
         )
         return envelope.unlinked(
-            whose,
+            belonging,
             cast(EventKind, kind),
             b"",
             id=new_id(),
@@ -290,8 +290,8 @@ class Recorder:
 
 def capture_down() -> ApiError:
     """Nothing is served that is not captured."""
-    said = "This gateway serves no call that it cannot capture, and its capture log takes nothing now: try again"
-    return ApiError(503, said, type="server_error", code="capture_down", retry_after_s=RETRY_AFTER_S)
+    message = "This gateway serves no call that it cannot capture, and its capture log takes nothing now: try again"
+    return ApiError(503, message, type="server_error", code="capture_down", retry_after_s=RETRY_AFTER_S)
 
 
 def log_full() -> ApiError:

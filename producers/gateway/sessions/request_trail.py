@@ -23,7 +23,7 @@ class StoredRequest(NamedTuple):
 
     request: bytes
     base: str | None
-    kept: dict[str, int]
+    overlap: dict[str, int]
 
 
 class RequestTrail:
@@ -35,26 +35,26 @@ class RequestTrail:
         self._begin: dict[Beginning, set[str]] = {}
         """the events whose requests begin so"""
 
-    def stored(self, body: bytes, outline: RequestOutline | None) -> StoredRequest:
+    def compress(self, body: bytes, outline: RequestOutline | None) -> StoredRequest:
         """What has to be stored of a request: what the log does not say yet, where that is worth its while."""
         near = self._near(outline.digests) if outline is not None else []
         if outline is not None and near:
-            found = ((*in_common(outline, self.known[event]), event) for event in near)
-            kept, saved, base = max(found, key=lambda one: one[1])
-            if saved >= LEAST and (request := shortened(outline, kept)) is not None:
-                return StoredRequest(request, base, kept)
+            candidates = ((*in_common(outline, self.known[event]), event) for event in near)
+            overlap, saved_bytes, base = max(candidates, key=lambda one: one[1])
+            if saved_bytes >= LEAST and (request := shortened(outline, overlap)) is not None:
+                return StoredRequest(request, base, overlap)
         return StoredRequest(body, None, {})
 
-    def recorded(self, event: str, outline: RequestOutline | None) -> None:
+    def add(self, event: str, outline: RequestOutline | None) -> None:
         """The event of a call is in the log."""
         if outline is None or not outline.digests:
             return
         near = self._near(outline.digests)
-        if any(_says(self.known[other], outline.digests) for other in near):
+        if any(_says(self.known[near_event], outline.digests) for near_event in near):
             return
-        for other in near:
-            if _says(outline.digests, self.known[other]):
-                self._forget(other)
+        for near_event in near:
+            if _says(outline.digests, self.known[near_event]):
+                self._forget(near_event)
         self.known[event] = outline.digests
         for beginning in _beginnings(outline.digests):
             self._begin.setdefault(beginning, set()).add(event)
@@ -63,8 +63,8 @@ class RequestTrail:
 
     def _near(self, digests: Digests) -> list[str]:
         """The events whose requests have anything in common with one of these digests, the oldest first."""
-        found = set[str]().union(*(self._begin.get(beginning, ()) for beginning in _beginnings(digests)))
-        return [event for event in self.known if event in found] if found else []
+        candidates = set[str]().union(*(self._begin.get(beginning, ()) for beginning in _beginnings(digests)))
+        return [event for event in self.known if event in candidates] if candidates else []
 
     def _forget(self, event: str) -> None:
         for beginning in _beginnings(self.known.pop(event)):
@@ -79,9 +79,9 @@ def _beginnings(digests: Digests) -> list[Beginning]:
     return [(key, value if isinstance(value, bytes) else value[0]) for key, value in digests.items() if len(value) > 0]
 
 
-def _says(one: Digests, other: Digests) -> bool:
+def _says(one: Digests, part: Digests) -> bool:
     """Whether a request says all that another one says."""
-    return all(_begins(one.get(key), value) for key, value in other.items())
+    return all(_begins(one.get(key), value) for key, value in part.items())
 
 
 def _begins(value: bytes | tuple[bytes, ...] | None, part: bytes | tuple[bytes, ...]) -> bool:

@@ -50,46 +50,48 @@ def owner_of(session: GatewaySession) -> Owner:
     """Whose the conversation of a session is. An episode that its caller named, or that nobody named, may be followed
     by another of the same caller; one that was started is its own."""
     if session.alias is not None:
-        return named(session.tenant, session.subject, session.alias)
-    return nameless(session.tenant, session.subject) if session.nameless else (session.tenant, "started", session.id)
+        return named_owner(session.tenant, session.subject, session.alias)
+    return (
+        nameless_owner(session.tenant, session.subject) if session.nameless else (session.tenant, "started", session.id)
+    )
 
 
-def named(tenant: str, subject: str, name: str) -> Owner:
+def named_owner(tenant: str, subject: str, name: str) -> Owner:
     """A conversation that its caller named."""
     return tenant, "named", subject, name
 
 
-def nameless(tenant: str, subject: str) -> Owner:
+def nameless_owner(tenant: str, subject: str) -> Owner:
     """The conversations of who names none."""
     return tenant, "nameless", subject
 
 
-def origin_of(headers: Mapping[str, str], *, whole: bool) -> ResponseOrigin | None:
+def origin_of(headers: Mapping[str, str], *, is_whole: bool) -> ResponseOrigin | None:
     """What `note` wrote there; None where nothing did."""
     if ORIGIN not in headers:
         return None
     where, _, by = headers[ORIGIN].partition(" ")
-    return ResponseOrigin(by, where == "away", whole)
+    return ResponseOrigin(by, where == "away", is_whole)
 
 
 @dataclass(slots=True)
 class TenantResponses:
     """What one tenant holds, what was not used for longest first, and its bytes."""
 
-    kept: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
+    responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict)
     size: int = 0
 
     @property
     def oldest(self) -> StoredResponse:
-        return next(iter(self.kept.values()))
+        return next(iter(self.responses.values()))
 
 
 class NewestConversation(NamedTuple):
     """The newest conversation of a session: the items of its last request, and the response to it."""
 
-    kept: StoredResponse
-    asked: list[bytes]
-    answered: list[bytes]
+    response: StoredResponse
+    request_items: list[bytes]
+    reply_items: list[bytes]
 
 
 def items_alone(response: bytes) -> bytes:
@@ -120,7 +122,7 @@ class ResponseStore:
         self,
         id: str,
         session: GatewaySession,
-        given: Given,
+        request: Given,
         response: bytes,
         at: int | None = None,
         *,
@@ -129,76 +131,82 @@ class ResponseStore:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
         if origin.away:
             response = items_alone(response)
-        if origin is not OURS and not self._new(id, session, response):
+        if origin is not OURS and not self._is_new(id, session, response):
             return
-        owned = _owned(response, origin)
+        item_ids = _item_ids(response, origin)
         if not origin.whole:  # whoever names it is in its session, and that is all that is known
-            given = Given([], None)
-        known, before, follows = self._known(session, given) if origin.whole else ([], None, False)
-        new = given.items[len(known) :]
-        size = OVERHEAD * (2 + len(new) + len(owned)) + sum(map(sys.getsizeof, new)) + 2 * len(response)
-        kept = StoredResponse(id, owner_of(session), session.id, before, follows, (new, response), size, owned, origin)
+            request = Given([], None)
+        known_items, before, follows = self._known_prefix(session, request) if origin.whole else ([], None, False)
+        new_items = request.items[len(known_items) :]
+        size = OVERHEAD * (2 + len(new_items) + len(item_ids)) + sum(map(sys.getsizeof, new_items)) + 2 * len(response)
+        stored_response = StoredResponse(
+            id, owner_of(session), session.id, before, follows, (new_items, response), size, item_ids, origin
+        )
         self._drop(id)
-        self._kept[id] = kept
+        self._kept[id] = stored_response
         tenant = self._of.setdefault(session.tenant, TenantResponses())
-        tenant.kept[id] = kept
+        tenant.responses[id] = stored_response
         tenant.size += size
         if origin.whole:
-            self._newest[session.id] = NewestConversation(kept, known + new, output_of(response))
-        for item in owned:
+            self._newest[session.id] = NewestConversation(stored_response, known_items + new_items, output_of(response))
+        for item in item_ids:
             self._items[item] = id if self._items.get(item, id) == id else ""
         self.size += size
-        self.touch([kept], at)
-        self.sweep(kept.used)
+        self.touch([stored_response], at)
+        self.sweep(stored_response.used)
 
-    def _new(self, id: str, session: GatewaySession, response: bytes) -> bool:
+    def _is_new(self, id: str, session: GatewaySession, response: bytes) -> bool:
         """Whether an upstream's id means this response alone."""
         former = self._kept.get(id)
         if former is None:
             return id not in self._doubtful
-        same = former.said is not None and (former.session, former.said[1]) == (session.id, response)
-        if former.origin is not OURS and not same:
+        is_same = former.said is not None and (former.session, former.said[1]) == (session.id, response)
+        if former.origin is not OURS and not is_same:
             self._drop(id)
             self._doubtful[id] = None
             if len(self._doubtful) > DOUBTFUL:
                 self._doubtful.popitem(last=False)
         return False
 
-    def _known(self, session: GatewaySession, given: Given) -> tuple[list[bytes], StoredResponse | None, bool]:
+    def _known_prefix(self, session: GatewaySession, request: Given) -> tuple[list[bytes], StoredResponse | None, bool]:
         """The items with which a request begins that are kept already; the response behind which what is new in it
         stands, and whether it goes on from what that answered."""
-        previous, newest = self._kept.get(given.previous or ""), self._newest.get(session.id)
+        previous, newest = self._kept.get(request.previous or ""), self._newest.get(session.id)
         if previous is not None and previous.session == session.id:
-            known = self.conversation(previous)
-            if known is not None and given.items[: len(known)] == known:
-                return known, previous, True
-        if newest is not None and given.items[: len(newest.asked)] == newest.asked:
-            return newest.asked, newest.kept, False
+            known_items = self.conversation(previous)
+            if known_items is not None and request.items[: len(known_items)] == known_items:
+                return known_items, previous, True
+        if newest is not None and request.items[: len(newest.request_items)] == newest.request_items:
+            return newest.request_items, newest.response, False
         return [], None, False
 
-    def conversation(self, kept: StoredResponse) -> list[bytes] | None:
+    def conversation(self, stored_response: StoredResponse) -> list[bytes] | None:
         """The items up to the end of a response; None where a part of them is forgotten."""
-        newest = self._newest.get(kept.session)
-        if newest is not None and newest.kept is kept:
-            return newest.asked + newest.answered
-        return kept.conversation()
+        newest = self._newest.get(stored_response.session)
+        if newest is not None and newest.response is stored_response:
+            return newest.request_items + newest.reply_items
+        return stored_response.conversation()
 
     def find(self, owner: Owner, id: str) -> StoredResponse | None:
         """The response of an id; None for one that is not known, or that is not the owner's."""
-        kept = self._kept.get(id)
-        return kept if kept is not None and kept.owner == owner and not kept.deleted else None
+        stored_response = self._kept.get(id)
+        return (
+            stored_response
+            if stored_response is not None and stored_response.owner == owner and not stored_response.deleted
+            else None
+        )
 
     def delete(self, id: str) -> bool:
         """A response can be named no more. False: it is not known."""
-        kept = self._kept.get(id)
-        if kept is not None:
-            kept.deleted = True
-        return kept is not None
+        stored_response = self._kept.get(id)
+        if stored_response is not None:
+            stored_response.deleted = True
+        return stored_response is not None
 
-    def foreign(self, owner: Owner, id: str) -> bool:
+    def is_foreign(self, owner: Owner, id: str) -> bool:
         """Whether an id is that of a response which another owner was told."""
-        kept = self._kept.get(id)
-        return kept is not None and kept.owner != owner
+        stored_response = self._kept.get(id)
+        return stored_response is not None and stored_response.owner != owner
 
     def knows(self, id: str) -> bool:
         """Whether anybody was told a response of this id, or an item."""
@@ -211,21 +219,21 @@ class ResponseStore:
     def touch(self, used: Iterable[StoredResponse], at: int | None = None) -> None:
         """Responses were used, and with them those that they go on from."""
         now = at or now_micros()
-        for kept in used:
+        for stored_response in used:
             line: list[StoredResponse] = []
-            here: StoredResponse | None = kept
+            here: StoredResponse | None = stored_response
             while here is not None and here.used < now:
                 line.append(here)
                 here = here.before
             for one in reversed(line):
                 one.used = now
                 if self._kept.get(one.id) is one:
-                    self._of[one.owner[0]].kept.move_to_end(one.id)
+                    self._of[one.owner[0]].responses.move_to_end(one.id)
 
     @property
     def sessions(self) -> set[str]:
         """The sessions whose responses are kept."""
-        return {kept.session for kept in self._kept.values()}
+        return {stored_response.session for stored_response in self._kept.values()}
 
     @property
     def doubtful(self) -> list[str]:
@@ -239,28 +247,28 @@ class ResponseStore:
     def sweep(self, now: int) -> None:
         """Forget what is too much, or was not used for too long, at `now` (micros)."""
         for tenant in [*self._of.values()]:
-            while tenant.kept and now - tenant.oldest.used > self._idle_us:
+            while tenant.responses and now - tenant.oldest.used > self._idle_us:
                 self._drop(tenant.oldest.id)
         while self.size > self._most:
             self._drop(max(self._of.values(), key=attrgetter("size")).oldest.id)
 
     def _drop(self, id: str) -> None:
-        kept = self._kept.pop(id, None)
-        if kept is None or kept.said is None:
+        stored_response = self._kept.pop(id, None)
+        if stored_response is None or stored_response.said is None:
             return
-        tenant = self._of[kept.owner[0]]
-        del tenant.kept[id]
-        tenant.size -= kept.size
-        if not tenant.kept:
-            del self._of[kept.owner[0]]
-        for item in kept.owned:
+        tenant = self._of[stored_response.owner[0]]
+        del tenant.responses[id]
+        tenant.size -= stored_response.size
+        if not tenant.responses:
+            del self._of[stored_response.owner[0]]
+        for item in stored_response.owned:
             self._items.pop(item, None)
-        self._newest.pop(kept.session, None)  # it holds what is forgotten here
-        self.size -= kept.size
-        kept.said = kept.before = None
+        self._newest.pop(stored_response.session, None)  # it holds what is forgotten here
+        self.size -= stored_response.size
+        stored_response.said = stored_response.before = None
 
 
-def _owned(response: bytes, origin: ResponseOrigin) -> tuple[str, ...]:
+def _item_ids(response: bytes, origin: ResponseOrigin) -> tuple[str, ...]:
     """The items of a response whose ids do not say whose they are."""
     items = items_of(response)
     if origin.away:
@@ -272,67 +280,71 @@ class ResponseRecall(Recall):
     """What one caller may name in one call, `most` bytes of items. `used`: the responses that it named and that are
     known."""
 
-    def __init__(self, stored: ResponseStore, owner: Owner, most: int) -> None:
-        self._stored, self._owner, self._room = stored, owner, most
+    def __init__(self, store: ResponseStore, owner: Owner, most: int) -> None:
+        self._stored, self._owner, self._room = store, owner, most
         self._read: dict[str, dict[Any, bytes]] = {}
         """response -> its items by their ids, each response read once"""
         self.used: list[StoredResponse] = []
 
     def conversation(self, id: str) -> list[bytes] | None:
         """The items up to the end of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
-        kept = self._stored.find(self._owner, id)
-        items = None if kept is None else self._stored.conversation(kept)
-        if kept is None or items is None:
+        stored_response = self._stored.find(self._owner, id)
+        items = None if stored_response is None else self._stored.conversation(stored_response)
+        if stored_response is None or items is None:
             return None
-        self.used.append(kept)
-        return self._given(items)
+        self.used.append(stored_response)
+        return self._charge(items)
 
     def item(self, id: str) -> bytes | None:
         """One item of a response; None where it is not known. Raises ApiError 400 beyond `most`."""
         holder = self._stored.holder(id)
         if holder not in self._read:
-            kept = self._stored.find(self._owner, holder)
-            said = None if kept is None else kept.said
-            if kept is None or said is None:
+            stored_response = self._stored.find(self._owner, holder)
+            parts = None if stored_response is None else stored_response.said
+            if stored_response is None or parts is None:
                 return None
-            self.used.append(kept)
-            self._read[holder] = {item.get("id"): msgspec.json.encode(item) for item in items_of(said[1])}
-        found = self._read[holder].get(id)
-        return None if found is None else self._given([found])[0]
+            self.used.append(stored_response)
+            self._read[holder] = {item.get("id"): msgspec.json.encode(item) for item in items_of(parts[1])}
+        item_bytes = self._read[holder].get(id)
+        return None if item_bytes is None else self._charge([item_bytes])[0]
 
-    def _given(self, items: list[bytes]) -> list[bytes]:
+    def _charge(self, items: list[bytes]) -> list[bytes]:
         self._room -= sum(map(len, items))
         if self._room < 0:
-            said = "The conversation is longer than a request may be"
-            raise bad_request(said, param="input", code="context_length_exceeded")
+            message = "The conversation is longer than a request may be"
+            raise bad_request(message, param="input", code="context_length_exceeded")
         return items
 
     def known(self, id: str) -> bool:
         """Whether a response of this id is known, if only whose it is; it is used then."""
-        kept = self._stored.find(self._owner, id)
-        if kept is not None:
-            self.used.append(kept)
-        return kept is not None
+        stored_response = self._stored.find(self._owner, id)
+        if stored_response is not None:
+            self.used.append(stored_response)
+        return stored_response is not None
 
     def foreign(self, id: str) -> bool:
         """Whether another caller was told a response of this id, or an item."""
-        return any(self._stored.foreign(self._owner, one) for one in (id, self._stored.holder(id)))
+        return any(self._stored.is_foreign(self._owner, one) for one in (id, self._stored.holder(id)))
 
     def response(self, id: str) -> bytes | None:
         """The whole response; None where it is not known, or not kept here."""
-        kept = self._stored.find(self._owner, id)
-        return None if kept is None or kept.said is None or kept.origin.away else kept.said[1]
+        stored_response = self._stored.find(self._owner, id)
+        return (
+            None
+            if stored_response is None or stored_response.said is None or stored_response.origin.away
+            else stored_response.said[1]
+        )
 
     def asked(self, id: str) -> list[bytes] | None:
         """The items that a response was asked with, from the beginning of its conversation; None where they are not
         known."""
-        kept = self._stored.find(self._owner, id)
-        items = None if kept is None else self._stored.conversation(kept)
-        if kept is None or items is None or kept.said is None:
+        stored_response = self._stored.find(self._owner, id)
+        items = None if stored_response is None else self._stored.conversation(stored_response)
+        if stored_response is None or items is None or stored_response.said is None:
             return None
-        return items[: len(items) - len(output_of(kept.said[1]))]
+        return items[: len(items) - len(output_of(stored_response.said[1]))]
 
     def away(self, id: str) -> str | None:
         """The upstream that keeps a response itself; None for one that is kept here, or not known."""
-        kept = self._stored.find(self._owner, id)
-        return kept.origin.by if kept is not None and kept.origin.away else None
+        stored_response = self._stored.find(self._owner, id)
+        return stored_response.origin.by if stored_response is not None and stored_response.origin.away else None

@@ -1,7 +1,7 @@
 """One episode as the gateway knows it: who it belongs to, where its chain stands, what may continue.
 
 Invariants: `step` and `link` only move when an event is in the capture log, so steps are dense and the chain unbroken
-even over a full disk; the same folds (`begun`, `followed`) build a session live and from the log."""
+even over a full disk; the same folds (`session_from_start`, `follow`) build a session live and from the log."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ class GatewaySession:
     defaults: Mapping[str, object] = field(default_factory=dict)
     step: int = 0
     link: bytes = START
-    whole: bool = True
+    is_whole: bool = True
     gap_open: bool = False
-    ended: bool = False
+    has_ended: bool = False
     lineages: Lineages = field(default_factory=Lineages)
-    others: dict[str, Lineages] = field(default_factory=dict)
+    other_lineages: dict[str, Lineages] = field(default_factory=dict)
     """those of calls that other policies answered, by policy: their tokens are another model's"""
     rewards: set[RewardKey] = field(default_factory=set)
     asks: Asks = field(default_factory=Asks)
     requests: dict[str, RequestTrail] = field(default_factory=dict)
     """what its calls said already, by the policy that answered them: history is read of one policy"""
-    reported: dict[str, int] = field(default_factory=dict)
+    report_numbers: dict[str, int] = field(default_factory=dict)
     """source of reports -> number from which on its events are new"""
     calls: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     digests: list[bytes] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    call_ids: list[str] = field(default_factory=list)
     """ids of tool calls by which its caller is known"""
     engines: dict[str, str] = field(default_factory=dict)
     """the engine that served its newest call, by policy"""
-    said: str | None = None
-    answered: tuple[str, bytes] | None = None
+    newest_text: str | None = None
+    newest_reply: tuple[str, bytes] | None = None
     """id of its newest reply, and the digest of the conversation with it"""
     alias: str | None = None
     """the name that its caller gave the conversation"""
@@ -76,12 +76,12 @@ class GatewaySession:
     """whether it began with a call that said nothing about itself"""
     began: int = field(default_factory=now_micros)
     """micros, when the episode started"""
-    touched: float = field(default_factory=time.monotonic)
+    touched_at: float = field(default_factory=time.monotonic)
     places: list[tuple[int, int]] = field(default_factory=list)
     """where its entries lie in the capture log"""
 
     @property
-    def granted(self) -> bool:
+    def has_grant(self) -> bool:
         """Whether a grant asked for this episode, so that its versions are bounded."""
         return self.start["ticket"] is not None
 
@@ -99,23 +99,23 @@ class GatewaySession:
     def origin(self) -> dict[str, str]:
         """What the start says of the caller beside its event: headers that stay in the capture log."""
         nameless = "1" if self.nameless else ""
-        said = {"_name": self.alias or "", "_subject": self.subject, "_nameless": nameless, "_payer": self.payer}
-        return {name: value for name, value in said.items() if value}
+        notes = {"_name": self.alias or "", "_subject": self.subject, "_nameless": nameless, "_payer": self.payer}
+        return {name: value for name, value in notes.items() if value}
 
-    def silent(self, timeout_s: float) -> bool:
+    def is_silent(self, timeout_s: float) -> bool:
         """Whether nothing happened for so long, and nothing does."""
-        return not self.busy and self.touched < time.monotonic() - timeout_s
+        return not self.busy and self.touched_at < time.monotonic() - timeout_s
 
     @property
     def turns(self) -> int:
         """Those of all policies, which are counted together."""
-        return max(lineages.turns for lineages in (self.lineages, *self.others.values()))
+        return max(lineages.turns for lineages in (self.lineages, *self.other_lineages.values()))
 
     def lineages_of(self, policy: str) -> Lineages:
         """The token traces of a policy in this session. Ask for them anew before each use."""
-        found = self.lineages if policy == self.policy else self.others.setdefault(policy, Lineages())
-        found.turns = self.turns
-        return found
+        lineages = self.lineages if policy == self.policy else self.other_lineages.setdefault(policy, Lineages())
+        lineages.turns = self.turns
+        return lineages
 
     def said_before(self, policy: str) -> RequestTrail:
         """What calls that a policy answered said in this session."""
@@ -128,34 +128,34 @@ class GatewaySession:
 
     def touch(self) -> None:
         """The episode is alive."""
-        self.touched = time.monotonic()
+        self.touched_at = time.monotonic()
 
-    def followed(self, kind: str, step: int, link: bytes) -> None:
+    def follow(self, kind: str, step: int, link: bytes) -> None:
         """An event of this trajectory is in the log."""
         self.step, self.link = step + 1, link
         if kind == "gap":
-            self.whole = False
+            self.is_whole = False
         elif kind == "episode_ended":
-            self.ended = True
+            self.has_ended = True
 
     def forget(self) -> None:
         """Its tokens are not known any more: the next call opens a lineage. Turns are counted on."""
-        turns, self.lineages, self.others = self.turns, Lineages(), {}
+        turns, self.lineages, self.other_lineages = self.turns, Lineages(), {}
         self.lineages.turns = turns
 
     def shrink(self) -> None:
         """Keep only what a late reward needs."""
-        self.lineages, self.others = Lineages(), {}
+        self.lineages, self.other_lineages = Lineages(), {}
         self.asks = Asks()
         self.requests = {}
-        self.reported = {}
+        self.report_numbers = {}
         self.digests.clear()
-        self.told.clear()
+        self.call_ids.clear()
         self.start = {**self.start, "task": ""}
-        self.said = self.answered = None
+        self.newest_text = self.newest_reply = None
 
 
-def begun(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> GatewaySession:
+def session_from_start(event: Event, body: EpisodeStarted, headers: Mapping[str, str]) -> GatewaySession:
     """The session that an episode_started event begins; `headers` are those of its entry."""
     return GatewaySession(
         id=event["trajectory"],

@@ -43,8 +43,8 @@ from millrace.producers.gateway.sessions.deletions import DeletedResponses
 from millrace.producers.gateway.sessions.ownership import Hints, ReplyOwners
 from millrace.producers.gateway.sessions.replies import Replies
 from millrace.producers.gateway.sessions.responses import ResponseStore, origin_of
-from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey, begun
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey, session_from_start
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
@@ -59,14 +59,14 @@ _unreadable = telemetry.counter(
 )
 
 KEY_PREFIX = SESSION_KEY
-ENDED = 20_000
+ENDED_SESSIONS = 20_000
 """ended sessions that a late reward may still name"""
 
 
 REPORT = "_report"
 """header of an event's entry: the source of the report that it came in, and its number there"""
 ENDED_FIELDS = tuple(
-    name for name in EndedSession.__struct_fields__ if name not in ("start", "rewards", "reported", "is_newest")
+    name for name in EndedSession.__struct_fields__ if name not in ("start", "rewards", "report_numbers", "is_newest")
 )
 """what a session and its part of a checkpoint name alike"""
 NAMED_S = 12 * 3600.0
@@ -147,7 +147,7 @@ class Sessions:
             name = (session.tenant, session.subject, session.alias)
             if (former := self._former.get(name)) is None or former.began <= session.began:
                 self._former[name] = session
-        while len(self.ended) > ENDED:
+        while len(self.ended) > ENDED_SESSIONS:
             _, oldest = self.ended.popitem(last=False)
             self._evicted[oldest.id] = oldest.places
             name = (oldest.tenant, oldest.subject, oldest.alias or "")
@@ -161,26 +161,26 @@ class Sessions:
             if not self.count[session.tenant]:
                 del self.count[session.tenant]
         self.conversations.retire(session)
-        named = (session.tenant, session.subject, session.alias or "")
-        if session.alias is not None and self._aliases.get(named) is session:
-            del self._aliases[named]
+        name = (session.tenant, session.subject, session.alias or "")
+        if session.alias is not None and self._aliases.get(name) is session:
+            del self._aliases[name]
         if self._attempts.get((session.tenant, session.attempt)) is session:
             del self._attempts[(session.tenant, session.attempt)]
 
-    def attempted(self, tenant: str, attempt: str) -> GatewaySession | None:
+    def of_attempt(self, tenant: str, attempt: str) -> GatewaySession | None:
         """The live session of an attempt."""
         return self._attempts.get((tenant, attempt))
 
     def idle(self, timeout_s: float) -> list[GatewaySession]:
         """Live sessions that nothing happened in for so long."""
-        return [session for session in self.live.values() if session.silent(timeout_s)]
+        return [session for session in self.live.values() if session.is_silent(timeout_s)]
 
     # ------------------------------------------------------------------ unsolicited calls
 
-    def named(self, tenant: str, hints: Hints) -> GatewaySession | None:
+    def find_by_name(self, tenant: str, hints: Hints) -> GatewaySession | None:
         """The unsolicited session that a client gave a name of its own."""
-        found = self._aliases.get((tenant, hints.subject, hints.name or ""))
-        return None if found is not None and self._worn(found) else found
+        session = self._aliases.get((tenant, hints.subject, hints.name or ""))
+        return None if session is not None and self._is_worn(session) else session
 
     def newest(self, tenant: str, hints: Hints) -> GatewaySession | None:
         """The newest unsolicited session of a name, live or ended, which a reward may name so."""
@@ -190,27 +190,27 @@ class Sessions:
     def of_name(self, tenant: str, name: str) -> list[GatewaySession]:
         """The sessions that a tenant's clients gave this name, whoever their end users are, the newest last; of one end
         user the live one and the newest ended one."""
-        kept = (*self._former.items(), *self._aliases.items())
-        found = {one.id: one for (whose, _, alias), one in kept if (whose, alias) == (tenant, name)}
-        return sorted(found.values(), key=lambda one: one.began)
+        items = (*self._former.items(), *self._aliases.items())
+        sessions = {one.id: one for (owner, _, alias), one in items if (owner, alias) == (tenant, name)}
+        return sorted(sessions.values(), key=lambda one: one.began)
 
-    def _worn(self, session: GatewaySession) -> bool:
+    def _is_worn(self, session: GatewaySession) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
         return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
 
-    def replied(self, session: GatewaySession, digest: bytes, minted: Message | None = None) -> None:
-        """A reply was recorded under this digest; its calls have ids that were `minted` here."""
-        if not session.granted:
-            self.conversations.replied(session, digest)
-        if minted is not None and session.nameless:
-            self.conversations.minted(session, minted)
+    def note_digest(self, session: GatewaySession, digest: bytes, reply: Message | None = None) -> None:
+        """A reply was recorded under this digest; its calls have ids that were `reply` here."""
+        if not session.has_grant:
+            self.conversations.add_digest(session, digest)
+        if reply is not None and session.nameless:
+            self.conversations.add_call_ids(session, reply)
 
-    def answered(self, session: GatewaySession, response: str, digest: bytes) -> None:
+    def note_response(self, session: GatewaySession, response: str, digest: bytes) -> None:
         """A reply of this id was recorded; `digest` is of the conversation with it."""
-        session.answered = response, digest
+        session.newest_reply = response, digest
         self.replies.add(session.tenant, response, session.id)
 
-    def unsolicited(
+    def make_session(
         self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
     ) -> GatewaySession:
         """A new episode that nobody asked for. Its group is its own root trajectory. `policy`: whose it is, unless it
@@ -261,7 +261,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ restart
 
-    def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: Underway | None = None) -> int:
+    def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: StreamingMarks | None = None) -> int:
         """Take up where the log ends; returns the number of live sessions. Those that cannot be rebuilt are named and
         counted in `unreadable`; what the log holds of them stays as it is. `spending` learns what its calls cost,
         `underway` which replies are recorded."""
@@ -275,29 +275,29 @@ class Sessions:
         for one in log.read(begin):
             if underway is not None:
                 underway.fold(one.entry.headers)
-            self._refolded(one, spending)
+            self._refold_entry(one, spending)
         self.deleted.settle(self.stored.delete)
         self._requests.clear()
         return len(self.live)
 
-    def checkpoint(self, log: CaptureLog, spending: Spending, underway: Underway) -> Callable[[], None]:
+    def checkpoint(self, log: CaptureLog, spending: Spending, underway: StreamingMarks) -> Callable[[], None]:
         """Copy what a start needs to know of the log up to here; returns who writes it, in any thread. Raises
         OSError."""
         underway.compact()
-        named, attempted = set(self._aliases.values()), set(self._attempts.values())
+        alias_sessions, attempt_sessions = set(self._aliases.values()), set(self._attempts.values())
         responding = self.stored.sessions
-        for ended in self.ended.values():
-            if ended.places and ended.id not in responding:
-                ended.places = []
+        for former in self.ended.values():
+            if former.places and former.id not in responding:
+                former.places = []
         self._evicted = {id: places for id, places in self._evicted.items() if id in responding}
-        finished = {id: session.places for id in responding if (session := self.ended.get(id)) is not None}
+        ended_places = {id: session.places for id in responding if (session := self.ended.get(id)) is not None}
         content = [
-            ContentPlaces(one.id, [*one.places], True, one in named, one in attempted)
+            ContentPlaces(one.id, [*one.places], True, one in alias_sessions, one in attempt_sessions)
             for one in self.live.values()
             if one.places
         ]
         content += [
-            ContentPlaces(id, [*places], False, False, False) for id, places in (self._evicted | finished).items()
+            ContentPlaces(id, [*places], False, False, False) for id, places in (self._evicted | ended_places).items()
         ]
         newest = {session.id for session in self._former.values()}
         ended_sessions = list(self.ended.values())
@@ -324,26 +324,26 @@ class Sessions:
         content = {one.id: one for one in state.content}
         # Folding their entries finds out anew which of these cannot be rebuilt, at the same entry as before.
         self.unreadable = set(state.head.unreadable) - content.keys()
-        self._broken = set(state.head.broken) - content.keys()
+        self._broken = set(state.head.broken_chains) - content.keys()
         self.stored.restore(state.head.doubtful)
         self._evicted = {one.id: one.places for one in state.content if not one.is_live}
-        for ended in state.ended:
-            session = self.ended[ended.id] = _session_of(ended)
+        for ended_session in state.ended_sessions:
+            session = self.ended[ended_session.id] = _session_of(ended_session)
             session.places = self._evicted.pop(session.id, [])
-            if ended.is_newest:
+            if ended_session.is_newest:
                 self._former[session.tenant, session.subject, session.alias or ""] = session
-        nothing, over = Spending({}), {**self.ended}
+        no_spending, over = Spending({}), {**self.ended}
         for entry in log.at(place for one in state.content for place in one.places):
             if content[entry.entry.headers.get("trajectory", "")].is_live:
-                self._refolded(entry, nothing)
+                self._refold_entry(entry, no_spending)
             else:
                 self._keep_again(entry.entry, over)
         self._aliases = {n: session for n, session in self._aliases.items() if content[session.id].has_alias}
         self._attempts = {n: session for n, session in self._attempts.items() if content[session.id].has_attempt}
         self.unreadable |= set(state.head.unreadable)
-        self._broken |= set(state.head.broken)
+        self._broken |= set(state.head.broken_chains)
         self.replies.restore(state.replies)
-        self.conversations.restore(state.spent)
+        self.conversations.restore(state.spent_replies)
 
     def _keep_again(self, entry: Entry, over: dict[str, GatewaySession]) -> None:
         """Keep the response of an entry of a session that has ended: the checkpoint says all else of it. `over`: such
@@ -358,17 +358,17 @@ class Sessions:
             event = codec.decode_as("Event", entry.value)
             body = codec.decode_body(event["kind"], event["body"])
             if kind == "episode_started":
-                over[trajectory] = begun(event, cast(EpisodeStarted, body), entry.headers)
+                over[trajectory] = session_from_start(event, cast(EpisodeStarted, body), entry.headers)
             else:
                 session, call = over[trajectory], cast(ModelCall, body)
                 self._reread(session, event, call, entry.headers, self._request_of(session, event, call))
         except Exception as error:
             self._name(trajectory, error)
 
-    def _refolded(self, stored: StoredEntry, spending: Spending) -> None:
+    def _refold_entry(self, stored_entry: StoredEntry, spending: Spending) -> None:
         """Fold one event. A session whose calls cannot be folded begins a new lineage with its next call; one whose
         chain cannot be followed is dropped. All others are served, whatever an older release or a broken disk left."""
-        entry = stored.entry
+        entry = stored_entry.entry
         trajectory = entry.headers.get("trajectory", "")
         try:
             event = codec.decode_as("Event", entry.value)
@@ -391,7 +391,7 @@ class Sessions:
             if session is not None:
                 session.forget()
         if (session := self.get(trajectory)) is not None:
-            session.places.append((stored.seq, stored.offset))
+            session.places.append((stored_entry.seq, stored_entry.offset))
 
     def _name(self, trajectory: str, error: Exception) -> None:
         if trajectory not in self.unreadable:
@@ -402,24 +402,24 @@ class Sessions:
     def _refold(self, event: Event, headers: Mapping[str, str]) -> None:
         session = self.get(event["trajectory"])
         if session is not None:
-            session.followed(event["kind"], event["step"], event["hash"])
-            if session.ended and session.id in self.live:
+            session.follow(event["kind"], event["step"], event["hash"])
+            if session.has_ended and session.id in self.live:
                 self.retire(session)
                 self._requests.pop(session.id, None)
         if session is not None and REPORT in headers:
             source, _, seq = headers[REPORT].rpartition(" ")
-            session.reported[source] = int(seq) + 1
+            session.report_numbers[source] = int(seq) + 1
         kind, body = event["kind"], codec.decode_body(event["kind"], event["body"])
         if kind == "episode_started":
-            session = begun(event, cast(EpisodeStarted, body), headers)
+            session = session_from_start(event, cast(EpisodeStarted, body), headers)
             self.add(session)
-            session.followed(kind, event["step"], event["hash"])
+            session.follow(kind, event["step"], event["hash"])
         if session is None:
             return  # its start lies in files that are gone, or was never written: nothing can be added to it
-        if kind == "model_call" and not session.ended:
+        if kind == "model_call" and not session.has_ended:
             self._recall(session, event, cast(ModelCall, body), headers)
-        elif kind == "tool_call" and (asked := cast(ToolCall, body)["asked_id"]) is not None:
-            session.asks.joined_before(asked)
+        elif kind == "tool_call" and (asked_id := cast(ToolCall, body)["asked_id"]) is not None:
+            session.asks.joined_before(asked_id)
         elif kind == "reward":
             reward = cast(Reward, body)
             session.rewards.add(RewardKey(reward["source"], reward["reward_id"]))
@@ -435,33 +435,33 @@ class Sessions:
     ) -> tuple[list[Message], Tools, str, Message]:
         """What a call said: messages, tools, what stands before them, and the reply of its choice. The response is kept
         where one may name it."""
-        said = read(request, call["response"])
-        message = said.replies[call["choice"]]
-        ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
-        origin = OURS if ours else origin_of(headers, whole=whole)
+        reading = read(request, call["response"])
+        message = reading.replies[call["choice"]]
+        is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
+        origin = OURS if is_ours else origin_of(headers, is_whole=is_whole)
         if origin is not None and call["finish_reason"] == ABORT:
             origin = origin._replace(whole=False)
-        if said.stored is not None and origin is not None and (origin.away or origin.whole):
+        if reading.stored is not None and origin is not None and (origin.away or origin.whole):
             at = event["capture_time"]
-            self.stored.keep(call["response_id"], session, said.stored, call["response"], at, origin=origin)
-        return said.messages, said.tools, said.behind, message
+            self.stored.keep(call["response_id"], session, reading.stored, call["response"], at, origin=origin)
+        return reading.messages, reading.tools, reading.behind, message
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
         request = self._request_of(session, event, call)
-        session.said_before(event["policy"]).recorded(event["id"], outlined(request))
+        session.said_before(event["policy"]).add(event["id"], outlined(request))
         messages, tools, behind, message = self._reread(session, event, call, headers, request)
-        ours, whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
-        session.said = message["content"] or session.said
-        session.asks.called(messages, event["event_time"], call["supersedes"])
-        session.asks.replied(call["response_id"], message, event["capture_time"])
-        digests = match_keys.chain(messages, tools, None if whole else behind)
+        is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
+        session.newest_text = message["content"] or session.newest_text
+        session.asks.note_call(messages, event["event_time"], call["supersedes"])
+        session.asks.note_reply(call["response_id"], message, event["capture_time"])
+        digests = match_keys.chain(messages, tools, None if is_whole else behind)
         with_reply = match_keys.extend(digests[-1], message)
-        self.replied(session, with_reply, message if ours else None)
-        self.answered(session, call["response_id"], with_reply)
-        if not ours:  # it has no tokens that another call could go on from
+        self.note_digest(session, with_reply, message if is_ours else None)
+        self.note_response(session, call["response_id"], with_reply)
+        if not is_ours:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.turns, call["turn"] + 1)
             if ORIGIN in headers:
-                session.lineages.served(match_keys.request_hash(request), call["response_id"], call["turn"])
+                session.lineages.note_answer(match_keys.request_hash(request), call["response_id"], call["turn"])
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
             hash, options = match_keys.request_hash(request), template_options(request)
@@ -475,13 +475,18 @@ def _ended_session(session: GatewaySession, *, is_newest: bool) -> EndedSession:
         **fields,
         start=cast(dict[str, Any], session.start),
         rewards=[(*key,) for key in [*session.rewards]],
-        reported={**session.reported},
+        report_numbers={**session.report_numbers},
         is_newest=is_newest,
     )
 
 
-def _session_of(ended: EndedSession) -> GatewaySession:
-    fields = {name: getattr(ended, name) for name in ENDED_FIELDS}
-    session = GatewaySession(**fields, start=cast(EpisodeStarted, ended.start), ended=True, reported=ended.reported)
-    session.rewards = {RewardKey(*key) for key in ended.rewards}
+def _session_of(ended_session: EndedSession) -> GatewaySession:
+    fields = {name: getattr(ended_session, name) for name in ENDED_FIELDS}
+    session = GatewaySession(
+        **fields,
+        start=cast(EpisodeStarted, ended_session.start),
+        has_ended=True,
+        report_numbers=ended_session.report_numbers,
+    )
+    session.rewards = {RewardKey(*key) for key in ended_session.rewards}
     return session

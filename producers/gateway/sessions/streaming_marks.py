@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 20
 """size from which on the file is written anew with what is still under way"""
 
 
-class Underway:
+class StreamingMarks:
     """The marks in `folder`. `left`: trajectories by the names of replies that an earlier process left here; fold the
     capture log before you believe them."""
 
@@ -64,7 +64,7 @@ class Underway:
         """The header of the entry that records this reply; none for one that is not marked."""
         return {REPLY: name} if name in self._now else {}
 
-    def done(self, name: str) -> None:
+    def settle(self, name: str) -> None:
         """The reply is recorded, or its loss is."""
         self._now.pop(name, None)
         self.left.pop(name, None)

@@ -4,8 +4,8 @@ A call is joined to an ask by the tool's name, the canonical arguments and the t
 a later call of the model echoes its result, and each is joined once.
 
 Invariants: an ask is named only where it is the one that fits; where several fit the call is `ambiguous`, and names
-their reply if they have one in common; where none fits it is `absent`. What `joined` says depends on the asks and the
-call alone."""
+their reply if they have one in common; where none fits it is `absent`. What `match_ask` says depends on the asks and
+the call alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ToolAsk:
     until: int | None = None
 
 
-class Joined(NamedTuple):
+class AskMatch(NamedTuple):
     """What a join came to; `ask` where it is unique."""
 
     join: ToolJoin
@@ -45,27 +45,27 @@ class Joined(NamedTuple):
     ask: ToolAsk | None = None
 
 
-def joined(asks: Iterable[ToolAsk], name: str, arguments: str, at: int) -> Joined:
+def match_ask(asks: Iterable[ToolAsk], name: str, arguments: str, at: int) -> AskMatch:
     """The ask that a call of `name` at `at` (micros) carries out. An agent may have put its server's name before the
     tool's; one that fits without counts first."""
-    wanted = match_keys.canonical_json(arguments)
+    canonical_arguments = match_keys.canonical_json(arguments)
     fitting = [
         ask
         for ask in asks
-        if ask.arguments == wanted
+        if ask.arguments == canonical_arguments
         and ask.since <= at + SLACK_US
         and (ask.until is None or at <= ask.until + SLACK_US)
         and _names(ask.name, name)
     ]
     fitting = [ask for ask in fitting if ask.name == name] or fitting
     if len(fitting) == 1:
-        return Joined("unique", fitting[0].response, fitting[0])
+        return AskMatch("unique", fitting[0].response, fitting[0])
     responses = {ask.response for ask in fitting}
-    return Joined("ambiguous" if fitting else "absent", responses.pop() if len(responses) == 1 else None)
+    return AskMatch("ambiguous" if fitting else "absent", responses.pop() if len(responses) == 1 else None)
 
 
-def _names(asked: str, name: str) -> bool:
-    return asked == name or any(asked.endswith(separator + name) for separator in SEPARATORS)
+def _names(tool: str, name: str) -> bool:
+    return tool == name or any(tool.endswith(separator + name) for separator in SEPARATORS)
 
 
 class Asks:
@@ -74,7 +74,7 @@ class Asks:
     def __init__(self) -> None:
         self.waiting: list[ToolAsk] = []
 
-    def called(self, messages: Sequence[Mapping[str, object]], at: int, supersedes: str | None = None) -> None:
+    def note_call(self, messages: Sequence[Mapping[str, object]], at: int, supersedes: str | None = None) -> None:
         """The model was called with these messages: results that they echo are settled, and what a superseded reply
         asked never reached its client."""
         self.waiting = [
@@ -83,29 +83,29 @@ class Asks:
             if ask.response != supersedes and (ask.until is None or at <= ask.until + SLACK_US)
         ]
         if self.waiting:
-            echoed = {message.get("tool_call_id") for message in messages if message["role"] == "tool"}
+            echoes = {message.get("tool_call_id") for message in messages if message["role"] == "tool"}
             for ask in self.waiting:
-                if ask.until is None and ask.id and ask.id in echoed:
+                if ask.until is None and ask.id and ask.id in echoes:
                     ask.until = at
 
-    def replied(self, response: str, reply: Message, at: int) -> None:
+    def note_reply(self, response: str, reply: Message, at: int) -> None:
         """The model asked for the tool calls of a reply."""
         for call in reply.get("tool_calls") or ():
-            said = call["function"]
+            function = call["function"]
             self.waiting.append(
-                ToolAsk(call["id"], response, said["name"], match_keys.canonical_json(said["arguments"]), at)
+                ToolAsk(call["id"], response, function["name"], match_keys.canonical_json(function["arguments"]), at)
             )
         del self.waiting[:-MOST]
 
-    def join(self, name: str, arguments: str, at: int) -> Joined:
-        """`joined` of those that wait. The ask is joined to nothing else once it is `settled`."""
-        return joined(self.waiting, name, arguments, at)
+    def join(self, name: str, arguments: str, at: int) -> AskMatch:
+        """`match_ask` of those that wait. The ask is joined to nothing else once it is `settle`."""
+        return match_ask(self.waiting, name, arguments, at)
 
     def joined_before(self, id: str | None) -> None:
         """The log says that a call was joined to the oldest ask of this id."""
-        self.settled(next((ask for ask in self.waiting if ask.id == id), None))
+        self.settle(next((ask for ask in self.waiting if ask.id == id), None))
 
-    def settled(self, ask: ToolAsk | None) -> None:
+    def settle(self, ask: ToolAsk | None) -> None:
         """An ask is joined."""
         if ask is not None:
             self.waiting.remove(ask)

@@ -18,11 +18,11 @@ PASSING = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 
 class AttemptFailure(NamedTuple):
     """How an attempt failed: the status of its answer, None where none came. `wait_s`: seconds after which the upstream
-    wants to be asked again, where it says so. `silent`: it said nothing until the time-out."""
+    wants to be asked again, where it says so. `is_silent`: it said nothing until the time-out."""
 
     status: int | None
     wait_s: float | None = None
-    silent: bool = False
+    is_silent: bool = False
 
 
 class Retry(NamedTuple):
@@ -39,14 +39,14 @@ def passing(status: int) -> bool:
     return status in PASSING
 
 
-def after(failure: AttemptFailure, tried: int, retries: int, *, behind: bool, first_s: float = FIRST_S) -> Next:
-    """What comes after the attempt number `tried` (from 1) at an upstream failed. `behind`: another one follows."""
+def after(failure: AttemptFailure, attempt: int, retries: int, *, behind: bool, first_s: float = FIRST_S) -> Next:
+    """What comes after the attempt number `attempt` (from 1) at an upstream failed. `behind`: another one follows."""
     if failure.status is not None and not passing(failure.status):
         return "end"
-    wait = failure.wait_s if failure.wait_s is not None else first_s * 2.0 ** min(tried - 1, 16)
+    wait = failure.wait_s if failure.wait_s is not None else first_s * 2.0 ** min(attempt - 1, 16)
     if failure.wait_s is None:
         wait = min(wait, LONGEST_S)
-    if tried <= retries and not failure.silent and 0 <= wait <= LONGEST_S:
+    if attempt <= retries and not failure.is_silent and 0 <= wait <= LONGEST_S:
         return Retry(wait)
     return "fallback" if behind else "end"
 

@@ -17,26 +17,26 @@ PATH = "/embeddings"
 """below an upstream's base url, and below /v1 here"""
 
 
-class _Counted(msgspec.Struct):
+class _AnswerUsage(msgspec.Struct):
     usage: Any = None
 
 
-_counted = msgspec.json.Decoder(_Counted)
+_usage_decoder = msgspec.json.Decoder(_AnswerUsage)
 
 
 def usage(answer: bytes) -> tuple[int, int, int]:
     """Tokens as the upstream counted them (prompt, completion, cached); zeros where it did not."""
     try:
-        found = _counted.decode(answer)
+        fields = _usage_decoder.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0, 0, 0
-    return number(mapping(found.usage).get("prompt_tokens")), 0, 0
+    return number(mapping(fields.usage).get("prompt_tokens")), 0, 0
 
 
-def unserved() -> ApiError:
+def refusal() -> ApiError:
     """What a request for the engines is answered."""
-    said = (
+    message = (
         "The engines of this gateway make no embeddings: ask for a model that one of [[gateway.routes]] sends to an "
         'upstream with "embeddings" in what it speaks'
     )
-    return ApiError(404, said, param="model", code="model_not_found")
+    return ApiError(404, message, param="model", code="model_not_found")

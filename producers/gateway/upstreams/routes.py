@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.dialects.errors import ApiError, bad_request
-from millrace.producers.gateway.calls.models import named
+from millrace.producers.gateway.calls.models import policy_of
 from millrace.producers.gateway.prices import Prices
 from millrace.schemas import bounds
 
@@ -37,10 +37,10 @@ def fits(pattern: str, model: str) -> bool:
     *middle, last = parts
     at = len(first)
     for part in middle:  # the first place is the best: what comes later has the more room
-        found = model.find(part, at)
-        if found < 0:
+        place = model.find(part, at)
+        if place < 0:
             return False
-        at = found + len(part)
+        at = place + len(part)
     return len(model) - len(last) >= at and model.endswith(last)
 
 
@@ -58,24 +58,24 @@ def choose(
     404, and 400 for a name too long."""
     if len(model) > bounds.NAME_BYTES:
         raise bad_request(f"model: A name is longer than {bounds.NAME_BYTES} bytes", param="model")
-    if policies is not None and named(policies, model) is not None:
+    if policies is not None and policy_of(policies, model) is not None:
         return None
     fitting = [rule for rule in rules if fits(rule.model, model)]
-    for able in filter(None, (speaks, reaches)):
+    for can_reach in filter(None, (speaks, reaches)):
         for rule in fitting:
-            if able(rule.upstream, dialect):
+            if can_reach(rule.upstream, dialect):
                 return rule
     if fitting:
-        raise unspoken(model, sorted({rule.upstream for rule in fitting}), dialect)
+        raise api_refusal(model, sorted({rule.upstream for rule in fitting}), dialect)
     if policies is None:
         raise ApiError(404, f"No upstream answers the model {model!r}", param="model", code="model_not_found")
     return None
 
 
-def unspoken(model: str, upstreams: Sequence[str], api: str) -> ApiError:
+def api_refusal(model: str, upstreams: Sequence[str], api: str) -> ApiError:
     """The refusal of an API that nobody speaks who answers a model."""
-    said = f"The model {model!r} is answered by {', '.join(upstreams)}, which speaks another API than {api}"
-    return ApiError(404, said, param="model", code="model_not_found")
+    message = f"The model {model!r} is answered by {', '.join(upstreams)}, which speaks another API than {api}"
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def chain(upstream: str, fallbacks: Mapping[str, str], speaks: Callable[[str], bool]) -> list[str]:

@@ -22,18 +22,18 @@ R = TypeVar("R", UpstreamReply, StreamedReply)
 
 
 async def first_answer(
-    chain: Sequence[Upstream], send: Callable[[Upstream], Awaitable[R]], whose: str, first_s: float
+    chain: Sequence[Upstream], send: Callable[[Upstream], Awaitable[R]], caller: str, first_s: float
 ) -> R:
     """The first answer that no other attempt may better; one that has no words for the request (ApiError) is passed
-    over, and what another answered before it counts. `whose`: who asks, for the log of the gateway; `first_s`: the
+    over, and what another answered before it counts. `caller`: who asks, for the log of the gateway; `first_s`: the
     wait before a first retry. Raises EngineError where the last attempt got none, ApiError where nobody had words."""
-    at, tried = 0, 0
+    at, attempt = 0, 0
     before: R | EngineError | None = None
     """what the upstream behind which a fallback is asked came to"""
     while True:
-        upstream, tried = chain[at], tried + 1
+        upstream, attempt = chain[at], attempt + 1
         answer: R | None = None
-        failed: EngineError | None = None
+        attempt_error: EngineError | None = None
         try:
             answer = await send(upstream)
             if not attempts.passing(answer.status):
@@ -42,33 +42,33 @@ async def first_answer(
             failure = attempts.AttemptFailure(answer.status, attempts.retry_after(answer.headers.get("retry-after")))
         except EngineError as error:
             status = error.status if isinstance(error, EngineUnavailable) else None
-            failed, failure = error, attempts.AttemptFailure(status, silent=isinstance(error, EngineTimeout))
+            attempt_error, failure = error, attempts.AttemptFailure(status, is_silent=isinstance(error, EngineTimeout))
         except asyncio.CancelledError:
             await _close(before)
             raise
         except ApiError:
             if at + 1 < len(chain):
-                at, tried = at + 1, 0
+                at, attempt = at + 1, 0
                 continue
             if before is None:
                 raise
-            return _known(before)
+            return _result_of(before)
         await _close(before)
-        before = answer if answer is not None else failed
-        then = attempts.after(failure, tried, upstream.retries, behind=at + 1 < len(chain), first_s=first_s)
+        before = answer if answer is not None else attempt_error
+        then = attempts.after(failure, attempt, upstream.retries, behind=at + 1 < len(chain), first_s=first_s)
         if then == "end":
-            return _known(before)
-        what = failed or f"status {failure.status}"
-        logger.warning("%s of %s: attempt %d failed: %s", upstream.name, whose, tried, what)
+            return _result_of(before)
+        reason = attempt_error or f"status {failure.status}"
+        logger.warning("%s of %s: attempt %d failed: %s", upstream.name, caller, attempt, reason)
         if isinstance(then, attempts.Retry):
             await _close(before)
             before = None
             await asyncio.sleep(then.wait_s)
         else:
-            at, tried = at + 1, 0
+            at, attempt = at + 1, 0
 
 
-def _known(came_to: R | EngineError | None) -> R:
+def _result_of(came_to: R | EngineError | None) -> R:
     """An answer, or its failure raised."""
     assert came_to is not None
     if isinstance(came_to, EngineError):

@@ -24,12 +24,12 @@ from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadAns
 from millrace.dialects.rendering.base import Message
 from millrace.dialects.stored_responses import Recalled, ResponseOrigin
 from millrace.infra.engines.base import ABORT
-from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, succeeded
+from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, WholeReply, model_call
 from millrace.producers.gateway.prices import Prices, cost
-from millrace.producers.gateway.spending import Spent, borne, spent
+from millrace.producers.gateway.spending import Expense, bill_usage, expense_of
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -69,9 +69,9 @@ class Cut:
             at = 0
         if len(self.rest) - at > bounds.EVENT_BYTES:
             at = len(self.rest)
-        whole = bytes(self.rest[:at])
+        events = bytes(self.rest[:at])
         del self.rest[:at]
-        return whole
+        return events
 
 
 def behind(data: bytes) -> int:
@@ -81,25 +81,25 @@ def behind(data: bytes) -> int:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class UpstreamCall(Call):
-    """One of them. `sent`: the body as upstreams get it, `body`: as it is recorded. `headers`: those that go on to
-    every upstream, `all_headers`: all that came. `asked`: None for a request that nobody here reads; `named`: what it
-    names of what was said before; `recalled`: what it may name."""
+    """One of them. `sent_body`: the body as upstreams get it, `body`: as it is recorded. `headers`: those that go on to
+    every upstream, `all_headers`: all that came. `request`: None for one that nobody reads; `named_before`: what it
+    names of what was said before; `recall`: what it may name."""
 
     upstreams: Upstreams
     reader: DialectReader
     rule: RouteRule
     head: RequestHead
-    sent: bytes
+    sent_body: bytes
     path: str
     headers: Mapping[str, str]
     all_headers: Mapping[str, str]
-    asked: ReadRequest | None
+    request: ReadRequest | None
     upstream: Upstream
-    recalled: Recalled
-    named: NamedBefore | None = None
+    recall: Recalled
+    named_before: NamedBefore | None = None
     supersedes: str | None = None
     """the response to the same request before"""
-    broken: list[int] = field(default_factory=list)
+    broken_bytes: list[int] = field(default_factory=list)
     """bytes that came of each answer that broke off before its client got a byte: another attempt followed, or none"""
     stream: StreamedReply | None = None
     facts: AnswerFacts | None = None
@@ -128,11 +128,11 @@ class UpstreamCall(Call):
 
     @property
     def messages(self) -> Sequence[Message]:
-        return self.asked.messages if self.asked else ()
+        return self.request.messages if self.request else ()
 
     @property
     def digests(self) -> Sequence[bytes]:
-        return self.asked.digests if self.asked else ()
+        return self.request.digests if self.request else ()
 
     @property
     def replaces(self) -> str | None:
@@ -144,13 +144,13 @@ class UpstreamCall(Call):
         return self.digests[-1] if self.digests else b""
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether the conversation is known here."""
-        return self.named is None or self.named.whole
+        return self.named_before is None or self.named_before.whole
 
-    def origin(self, *, whole: bool = True) -> ResponseOrigin:
-        """Where its response is kept. `whole`: it came to its end."""
-        return ResponseOrigin(self.upstream.name, self.upstream.keeps(self.dialect.name), self.whole and whole)
+    def origin(self, *, is_complete: bool = True) -> ResponseOrigin:
+        """Where its response is kept. `is_complete`: it came to its end."""
+        return ResponseOrigin(self.upstream.name, self.upstream.keeps(self.dialect.name), self.is_whole and is_complete)
 
     # ------------------------------------------------------------------ its answer
 
@@ -159,24 +159,24 @@ class UpstreamCall(Call):
             answer = await self._send(_ask)
             read = await aside(len(answer.body), self.reader.answer, answer.body, self.before)
         except EngineError as error:
-            if self.broken:  # it was made, at least in part, and is paid for
-                is_long = isinstance(error, EngineUnavailable) and succeeded(error.status or 0)
-                self.facts = AnswerFacts(b"", None, self.broken.pop(), fault="" if is_long else BROKE_OFF)
+            if self.broken_bytes:  # it was made, at least in part, and is paid for
+                is_long = isinstance(error, EngineUnavailable) and is_success(error.status or 0)
+                self.facts = AnswerFacts(b"", None, self.broken_bytes.pop(), fault="" if is_long else BROKE_OFF)
             raise self._failure(error) from error
-        if succeeded(answer.status):
+        if is_success(answer.status):
             self.facts = AnswerFacts(answer.body, read, len(answer.body))
-        elif self.broken:
-            self.facts = AnswerFacts(b"", None, self.broken.pop(), fault=BROKE_OFF)
+        elif self.broken_bytes:
+            self.facts = AnswerFacts(b"", None, self.broken_bytes.pop(), fault=BROKE_OFF)
         return WholeReply(answer.body, answer.status, answer.headers)
 
     async def open(self) -> WholeReply | None:
         try:
             answer = await self._send(_stream)
-            if succeeded(answer.status):
+            if is_success(answer.status):
                 self.stream = answer
                 return None
             async with answer:
-                refusal = await answer.whole()
+                refusal = await answer.read_all()
                 return WholeReply(refusal.body, refusal.status, refusal.headers)
         except EngineError as error:
             raise self._failure(error) from error
@@ -233,9 +233,9 @@ class UpstreamCall(Call):
         """What a stream amounts to so far."""
         events = self._events
         response, read = self.reader.whole(events, self.before)
-        counted = self.stream.counted if self.stream is not None else None
-        if read is not None and counted is not None:  # somebody knows its tokens better than its events
-            read.answer = read.answer._replace(usage=counted)
+        usage = self.stream.usage_so_far if self.stream is not None else None
+        if read is not None and usage is not None:  # somebody knows its tokens better than its events
+            read.answer = read.answer._replace(usage=usage)
         return AnswerFacts(response, read, events.size, events.unread, events.unread_bytes, events.finish, True)
 
     async def _send(self, send: Callable[[TextServer, str, bytes, Mapping[str, str]], Awaitable[R]]) -> R:
@@ -248,22 +248,25 @@ class UpstreamCall(Call):
             try:
                 return await send(upstream.client, self.path, body, headers)
             except (EngineUnavailable, EngineTimeout) as error:
-                if error.received or (isinstance(error, EngineUnavailable) and succeeded(error.status or 0)):
-                    self.broken.append(error.received)
+                if error.received or (isinstance(error, EngineUnavailable) and is_success(error.status or 0)):
+                    self.broken_bytes.append(error.received)
                 raise
 
-        chain = self.upstreams.chain(self.rule, self.dialect.name, self.recalled)
+        chain = self.upstreams.chain(self.rule, self.dialect.name, self.recall)
         return await first_answer(chain, to, self.session.id, self.upstreams.first_s)
 
     def _for_upstream(self, upstream: Upstream) -> bytes:
         """What an upstream is sent: as it came, but where it names, and is known to name, what only others have."""
-        named = self.named
-        if named is None or not named.whole or not upstream.keeps(self.dialect.name):
-            return self.sent
-        if all(kept.origin.away and kept.origin.by == upstream.name for kept in named.used):
-            return self.sent
-        whole = self.reader.flattened(named.body)
-        return renamed(whole, self.rule.send_as) if self.rule.send_as else whole
+        former = self.named_before
+        if former is None or not former.whole or not upstream.keeps(self.dialect.name):
+            return self.sent_body
+        if all(
+            stored_response.origin.away and stored_response.origin.by == upstream.name
+            for stored_response in former.used
+        ):
+            return self.sent_body
+        full_body = self.reader.flattened(former.body)
+        return renamed(full_body, self.rule.send_as) if self.rule.send_as else full_body
 
     def _failure(self, error: EngineError) -> ApiError:
         logger.warning("a call of %s failed: %s", self.session.id, error)
@@ -277,10 +280,10 @@ class UpstreamCall(Call):
 
     def unreadable(self) -> str | None:
         assert self.facts is not None
-        if self.asked is not None and self._answer.choices:
+        if self.request is not None and self._answer.choices:
             return None
-        what = "the request" if self.asked is None else "the upstream's answer"
-        return self.facts.fault or f"{what} is none of {self.dialect.name} that can be read"
+        part = "the request" if self.request is None else "the upstream's answer"
+        return self.facts.fault or f"{part} is none of {self.dialect.name} that can be read"
 
     @property
     def count(self) -> int:
@@ -298,8 +301,8 @@ class UpstreamCall(Call):
     def spending(self, at: int) -> dict[str, str]:
         if at:
             return {}
-        notes = self._billed().spent.note(self.payer)
-        if self.asked is not None and self.asked.stored is not None:
+        notes = self._make_bill().expense.note(self.payer)
+        if self.request is not None and self.request.stored is not None:
             notes |= self.origin().note()
         return notes
 
@@ -307,10 +310,10 @@ class UpstreamCall(Call):
         facts, choice = self.facts, self._answer.choices[at]
         assert facts is not None
         assert facts.read is not None
-        assert self.asked is not None
+        assert self.request is not None
         finish = facts.finish or choice.finish or ABORT
         # Its caller may name it also where it did not come to its end: to ask for that.
-        origin = self.origin(whole=finish != ABORT)
+        origin = self.origin(is_complete=finish != ABORT)
         return ChoiceReply(
             self._answer.id,
             choice.choice,
@@ -318,18 +321,18 @@ class UpstreamCall(Call):
             facts.read.digests[at],
             facts.response,
             finish,
-            self.asked.stored if origin.away or origin.whole else None,
+            self.request.stored if origin.away or origin.whole else None,
             origin,
         )
 
     def record(self, at: int, reply: ChoiceReply) -> tuple[ModelCall, str | None]:
-        bill = self._billed()
+        bill = self._make_bill()
         body = model_call(
             self,
             reply,
             AnsweredBy(self.upstream.engine, self.upstream.client.base_url),
             turn=self._turn_of(reply.id),
-            opened=UNTRAINABLE if self.whole else NOT_WHOLE,
+            opening=UNTRAINABLE if self.is_whole else NOT_WHOLE,
             sampling=self.head.sampling(),
             usage=self._answer.usage,
             cost=0.0 if at and bill.cost else bill.cost,
@@ -351,20 +354,20 @@ class UpstreamCall(Call):
         if self._turn is not None:
             return self._turn
         session, turn = self.session, self.session.turns
-        if self.asked is not None and self.asked.stored is not None:
+        if self.request is not None and self.request.stored is not None:
             hash = match_keys.request_hash(self.body)
             former = session.lineages.former(hash)
             if former is not None and former.response != id:
                 turn, self.supersedes = former.turn, former.response
-            session.lineages.served(hash, id, turn)
+            session.lineages.note_answer(hash, id, turn)
         session.lineages.turns = max(session.turns, turn + 1)
         self._turn = turn
         return turn
 
-    def _billed(self) -> Bill:
+    def _make_bill(self) -> Bill:
         if self._bill is None:
             assert self.facts is not None
-            self._bill = bill_of(self.facts, len(self.body), self.rule.prices, self.broken)
+            self._bill = bill_of(self.facts, len(self.body), self.rule.prices, self.broken_bytes)
         return self._bill
 
 
@@ -387,7 +390,7 @@ class AnswerFacts(NamedTuple):
     unread: int = 0
     unread_bytes: int = 0
     finish: str | None = None
-    streamed: bool = False
+    is_streamed: bool = False
     fault: str = ""
 
     @property
@@ -402,20 +405,20 @@ class Bill(NamedTuple):
     Invariant: what an upstream counted is final for an answer that came to its end; an estimate stands in place of what
     is not known, and no record says that an estimate is the cost."""
 
-    spent: Spent
+    expense: Expense
     cost: float | None
 
 
-def bill_of(facts: AnswerFacts, asked: int, prices: Prices | None, broken: Sequence[int]) -> Bill:
-    """What a call bears whose request has so many bytes; `broken`: bytes of each answer that broke off before."""
+def bill_of(facts: AnswerFacts, request_bytes: int, prices: Prices | None, broken_bytes: Sequence[int]) -> Bill:
+    """What a call bears whose request has so many bytes; `broken_bytes`: bytes of each answer that broke off before."""
     answer = facts.answer
-    aborted = any((facts.finish or choice.finish or ABORT) == ABORT for choice in answer.choices)
+    is_aborted = any((facts.finish or choice.finish or ABORT) == ABORT for choice in answer.choices)
     size = facts.read.size + facts.unread_bytes if facts.read and answer.choices else facts.size
-    is_final = not (facts.streamed and aborted)
-    usage = borne(answer.usage, asked, size, final=is_final)
+    is_final = not (facts.is_streamed and is_aborted)
+    usage = bill_usage(answer.usage, request_bytes, size, final=is_final)
     is_counted = is_final and usage == answer.usage
-    total = spent(prices, usage)
-    for received in broken:
-        lost = spent(prices, borne((0, 0, 0), asked, received))
-        total = Spent(total.tokens + lost.tokens, total.money + lost.money)
+    total = expense_of(prices, usage)
+    for part_bytes in broken_bytes:
+        part = expense_of(prices, bill_usage((0, 0, 0), request_bytes, part_bytes))
+        total = Expense(total.tokens + part.tokens, total.money + part.money)
     return Bill(total, cost(prices, usage) if is_counted else None)

@@ -22,13 +22,13 @@ from millrace.dialects.base import Dialect, SideRoute
 from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.head import RequestHead, read_head, renamed
 from millrace.dialects.reading.reader import DialectReader, ReadRequest
-from millrace.infra.engines.upstream import UpstreamReply, succeeded
+from millrace.infra.engines.upstream import UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import aside
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.sessions.ownership import hints
-from millrace.producers.gateway.spending import borne, spent
+from millrace.producers.gateway.spending import bill_usage, expense_of
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import first_answer
@@ -37,12 +37,12 @@ from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.requests import RequestOutline, outlined
 
-FORWARDED = ("anthropic-version", "anthropic-beta", "openai-beta")
+FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
 ONCE = "idempotency-key"
 
 
-class Routed(NamedTuple):
+class UpstreamRequest(NamedTuple):
     """A request for an upstream."""
 
     rule: RouteRule
@@ -58,11 +58,11 @@ class UpstreamRoutes:
         self._gateway = gateway
         self.upstreams = upstreams
 
-    async def routed(self, dialect: Dialect, body: bytes) -> Routed | None:
+    async def route_request(self, dialect: Dialect, body: bytes) -> UpstreamRequest | None:
         """Where a request goes; None: to the engines. Raises ApiError 400 for what is no JSON object, and 404 for a
         model that nobody answers in this API."""
-        found = await self._fitting(dialect.name, body)
-        return None if found is None else Routed(*found, reader(dialect), dialect)
+        match = await self._fitting(dialect.name, body)
+        return None if match is None else UpstreamRequest(*match, reader(dialect), dialect)
 
     async def _fitting(self, api: str, body: bytes) -> tuple[RouteRule, RequestHead] | None:
         head = await aside(len(body), read_head, body)
@@ -70,20 +70,22 @@ class UpstreamRoutes:
         return None if rule is None else (rule, head)
 
     async def prepare(
-        self, caller: Caller, headers: Mapping[str, str], body: bytes, routed: Routed, query: str
+        self, caller: Caller, headers: Mapping[str, str], body: bytes, upstream_request: UpstreamRequest, query: str
     ) -> UpstreamCall:
         """A call that is about to be sent. Raises ApiError."""
-        rule, head, reader, dialect = routed
+        rule, head, reader, dialect = upstream_request
         users, name = dialect.names(head)
-        recalled = partial(self._gateway.recall, caller, headers)
-        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        named = await aside(len(body), reader.named, body, partial(recalled, users))
-        body = body if named is None else named.body
-        request, outline = await aside(len(body), _understood, reader, body, named is None or named.whole)
+        recall = partial(self._gateway.recall, caller, headers)
+        sent_body = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        named_before = await aside(len(body), reader.named, body, partial(recall, users))
+        body = body if named_before is None else named_before.body
+        request, outline = await aside(
+            len(body), _read_request, reader, body, named_before is None or named_before.whole
+        )
         await self._gateway.check_serves(caller)
         messages, digests, _ = request or ReadRequest([], match_keys.chain([], None))
         names = hints(headers, *users, name=name, field=dialect.names_in)
-        used = () if named is None else named.used
+        used = () if named_before is None else named_before.used
         session, _, by = self._gateway.session_for_call(caller, names, messages, digests, used)
         return UpstreamCall(
             session=session,
@@ -96,71 +98,77 @@ class UpstreamRoutes:
             reader=reader,
             rule=rule,
             head=head,
-            sent=sent,
+            sent_body=sent_body,
             path=f"{reader.path}?{query}" if query else reader.path,
             headers=forwarded_headers(headers, session.tenant, session.subject),
             all_headers=headers,
-            asked=request,
+            request=request,
             upstream=self.upstreams.chain(rule, dialect.name)[0],
-            recalled=recalled,
-            named=named,
+            recall=recall,
+            named_before=named_before,
         )
 
-    async def uncaptured(self, caller: Caller, request: Request, body: bytes, routed: Routed, below: str) -> Response:
+    async def pass_on(
+        self, caller: Caller, request: Request, body: bytes, upstream_request: UpstreamRequest, below: str
+    ) -> Response:
         """The upstream's answer to what is no call of a model, at a path below that of calls. Raises ApiError."""
-        rule, _, reader, dialect = routed
+        rule, _, reader, dialect = upstream_request
         api, path = dialect.name, f"{reader.path}{below}"
-        return _response(await self._passed(caller, request, body, rule, api, path))
+        return _response(await self._forward(caller, request, body, rule, api, path))
 
-    async def kept(self, request: Request, dialect: Dialect, upstream: str, id: str, route: SideRoute) -> Response:
+    async def ask_keeper(
+        self, request: Request, dialect: Dialect, upstream: str, id: str, route: SideRoute
+    ) -> Response:
         """What an upstream answers about a response that it keeps. One that it deleted, or has no more, can be
         named no more here either. Raises ApiError, 404 where there is no such upstream any more."""
-        found = self.upstreams.of_name(upstream)
-        if found is None:
-            raise gone(id, upstream)
+        keeper = self.upstreams.of_name(upstream)
+        if keeper is None:
+            raise no_keeper(id, upstream)
         path = reader(dialect).path + route.below.format(id=quote(id, safe=""))
         path = f"{path}?{request.url.query}" if request.url.query else path
-        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+        headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
 
         async def to(upstream: Upstream) -> UpstreamReply:
             more = upstream.headers_of(request.headers)
             return await upstream.client.send(route.method, path, {**headers, **more})
 
         try:
-            answer = await first_answer([found], to, id, self.upstreams.first_s)
+            answer = await first_answer([keeper], to, id, self.upstreams.first_s)
         except EngineError as error:
             raise of_engine(error) from error
-        if route.method == "DELETE" and (succeeded(answer.status) or answer.status == 404):
+        if route.method == "DELETE" and (is_success(answer.status) or answer.status == 404):
             await self._gateway.delete(id)
         return _response(answer)
 
     async def embeddings(self, caller: Caller, request: Request, body: bytes) -> Response:
         """The upstream's answer to a request of embeddings, which counts for the caller's key and is not captured.
         Raises ApiError, 404 for a model of the engines."""
-        found = await self._fitting(embeddings.NAME, body)
-        if found is None:
-            raise embeddings.unserved()
-        rule, head = found
+        match = await self._fitting(embeddings.NAME, body)
+        if match is None:
+            raise embeddings.refusal()
+        rule, head = match
         self._gateway.check_spends(caller)
-        users, broken = (head.user, head.safety_identifier), list[int]()
+        users, broken_bytes = (head.user, head.safety_identifier), list[int]()
         try:
-            answer = await self._passed(caller, request, body, rule, embeddings.NAME, embeddings.PATH, users, broken)
+            answer = await self._forward(
+                caller, request, body, rule, embeddings.NAME, embeddings.PATH, users, broken_bytes
+            )
         except asyncio.CancelledError:  # its client went away, and the upstream charges all the same
             self._spend(caller, rule, body, embeddings.usage(b""))
             raise
         finally:
-            for _ in broken:  # made at least in part, whatever another attempt came to
+            for _ in broken_bytes:  # made at least in part, whatever another attempt came to
                 self._spend(caller, rule, body, embeddings.usage(b""))
-        if succeeded(answer.status):
+        if is_success(answer.status):
             usage = await aside(len(answer.body), embeddings.usage, answer.body)
             self._spend(caller, rule, body, usage)
         return _response(answer)
 
     def _spend(self, caller: Caller, rule: RouteRule, body: bytes, usage: tuple[int, int, int]) -> None:
-        what = spent(rule.prices, borne(usage, len(body), 0))
-        self._gateway.recorder.spending.add(caller.key, what, now_micros())
+        expense = expense_of(rule.prices, bill_usage(usage, len(body), 0))
+        self._gateway.recorder.spending.add(caller.key, expense, now_micros())
 
-    async def _passed(
+    async def _forward(
         self,
         caller: Caller,
         request: Request,
@@ -169,22 +177,22 @@ class UpstreamRoutes:
         api: str,
         path: str,
         users: Sequence[object] = (),
-        broken: list[int] | None = None,
+        broken_bytes: list[int] | None = None,
     ) -> UpstreamReply:
-        """The upstream's answer to a request that is not captured; its session is not silent meanwhile. `broken` gets
-        the bytes of each answer that broke off. Raises ApiError."""
+        """The upstream's answer to a request that is not captured; its session is not silent meanwhile.
+        `broken_bytes` gets the bytes of each answer that broke off. Raises ApiError."""
         path = f"{path}?{request.url.query}" if request.url.query else path
-        sent = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
-        said = hints(request.headers, *users)
-        headers = forwarded_headers(request.headers, caller.tenant, said.subject)
-        session = caller.session or (self._gateway.sessions.named(caller.tenant, said) if said.name else None)
+        sent_body = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        names = hints(request.headers, *users)
+        headers = forwarded_headers(request.headers, caller.tenant, names.subject)
+        session = caller.session or (self._gateway.sessions.find_by_name(caller.tenant, names) if names.name else None)
 
         async def to(upstream: Upstream) -> UpstreamReply:
             try:
-                return await upstream.client.ask(path, sent, {**headers, **upstream.headers_of(request.headers)})
+                return await upstream.client.ask(path, sent_body, {**headers, **upstream.headers_of(request.headers)})
             except (EngineUnavailable, EngineTimeout) as error:
-                if broken is not None and error.received:
-                    broken.append(error.received)
+                if broken_bytes is not None and error.received:
+                    broken_bytes.append(error.received)
                 raise
 
         chain = self.upstreams.chain_of(rule, api)
@@ -195,9 +203,11 @@ class UpstreamRoutes:
             raise of_engine(error) from error
 
 
-def _understood(reader: DialectReader, body: bytes, whole: bool) -> tuple[ReadRequest | None, RequestOutline | None]:
+def _read_request(
+    reader: DialectReader, body: bytes, is_whole: bool
+) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.asked(body, whole=whole), outlined(body)
+        return reader.asked(body, whole=is_whole), outlined(body)
     except (ApiError, ValueError):
         return None, None
 
@@ -205,7 +215,7 @@ def _understood(reader: DialectReader, body: bytes, whole: bool) -> tuple[ReadRe
 def forwarded_headers(headers: Mapping[str, str], tenant: str, subject: str) -> dict[str, str]:
     """The headers of a request that go on with it. All callers share one key of an upstream: an `idempotency-key`
     is made one of its tenant and end user."""
-    out = {name: headers[name] for name in FORWARDED if name in headers}
+    out = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
     if ONCE in headers:
         digest = blake2b(digest_size=32)
         for text in (tenant, subject, headers[ONCE]):
@@ -215,10 +225,12 @@ def forwarded_headers(headers: Mapping[str, str], tenant: str, subject: str) -> 
     return out
 
 
-def gone(id: str, upstream: str) -> ApiError:
+def no_keeper(id: str, upstream: str) -> ApiError:
     """The refusal of what an upstream keeps that there is no more."""
-    said = f"Response with id '{id}' not found: upstream {upstream!r}, which keeps it, is not in the settings any more."
-    return ApiError(404, said)
+    message = (
+        f"Response with id '{id}' not found: upstream {upstream!r}, which keeps it, is not in the settings any more."
+    )
+    return ApiError(404, message)
 
 
 def _response(answer: UpstreamReply) -> Response:

@@ -16,10 +16,10 @@ from millrace.infra.config.upstreams import RESERVED, GatewayUpstream
 from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.prices import priced
+from millrace.producers.gateway.prices import to_prices
 from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
-from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, unspoken
+from millrace.producers.gateway.upstreams.routes import RouteRule, api_refusal, chain, choose, exact
 
 ONE = RESERVED
 """the name of the single one that needs none, which records call openai"""
@@ -37,10 +37,10 @@ class Upstream:
     passes: tuple[str, ...] = ()
     """headers of a request that go on to it, beside those that always do"""
 
-    def headers_of(self, given: Mapping[str, str]) -> dict[str, str]:
+    def headers_of(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Those of `passes` that a request has, as they came."""
-        found = {name: text for name in self.passes if (text := given.get(name)) is not None}
-        return {name: sent for name, text in found.items() if (sent := as_came(text)) is not None}
+        texts = {name: text for name in self.passes if (text := headers.get(name)) is not None}
+        return {name: value for name, text in texts.items() if (value := as_came(text)) is not None}
 
     def keeps(self, dialect: str) -> bool:
         """Whether what it answers in a dialect is its own, ids and all: nothing is translated."""
@@ -61,11 +61,11 @@ class Upstreams:
         upstreams: Sequence[Upstream],
         rules: Sequence[RouteRule],
         *,
-        whole: bool = False,
+        answers_all: bool = False,
         first_s: float = FIRST_S,
     ) -> None:
         self.rules = list(rules)
-        self.whole = whole
+        self.answers_all = answers_all
         self.first_s = first_s
         self._named = {upstream.name: upstream for upstream in upstreams}
         self._fallbacks = {upstream.name: upstream.fallback for upstream in upstreams}
@@ -73,25 +73,25 @@ class Upstreams:
     @classmethod
     def one(cls, client: TextUpstream) -> Upstreams:
         """A single one, of chat completions, in place of the engines."""
-        return cls([Upstream(ONE, client, frozenset({"chat"}))], [RouteRule("*", ONE)], whole=True)
+        return cls([Upstream(ONE, client, frozenset({"chat"}))], [RouteRule("*", ONE)], answers_all=True)
 
     def route(self, policies: Collection[str], model: str, dialect: str) -> RouteRule | None:
         """`routes.choose`. Raises ApiError 404."""
-        given = None if self.whole else policies
-        return choose(self.rules, self._speaks, given, model, dialect, reaches=self._reaches)
+        engine_policies = None if self.answers_all else policies
+        return choose(self.rules, self._speaks, engine_policies, model, dialect, reaches=self._reaches)
 
-    def chain(self, rule: RouteRule, dialect: str, recalled: Recalled = nobody) -> list[Upstream]:
+    def chain(self, rule: RouteRule, dialect: str, recall: Recalled = nobody) -> list[Upstream]:
         """Who is asked for a call, in order: at least one. Who speaks another API than `dialect` answers in it all the
-        same, with what its caller may name of earlier responses (`recalled`) in its place."""
+        same, with what its caller may name of earlier responses (`recall`) in its place."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._reaches(name, dialect))
-        return [self._answering(self._named[name], dialect, recalled) for name in names]
+        return [self._answering(self._named[name], dialect, recall) for name in names]
 
     def chain_of(self, rule: RouteRule, api: str) -> list[Upstream]:
         """The same for what is no call of a model, which is never translated. Raises ApiError 404 where nobody among
         them speaks the API."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._speaks(name, api))
         if not names:
-            raise unspoken(rule.model, [rule.upstream], api)
+            raise api_refusal(rule.model, [rule.upstream], api)
         return [self._named[name] for name in names]
 
     def of_name(self, name: str) -> Upstream | None:
@@ -104,12 +104,12 @@ class Upstreams:
     def _reaches(self, name: str, dialect: str) -> bool:
         return self._speaks(name, dialect) or translator(self._named[name].speaks, dialect) is not None
 
-    def _answering(self, upstream: Upstream, dialect: str, recalled: Recalled) -> Upstream:
+    def _answering(self, upstream: Upstream, dialect: str, recall: Recalled) -> Upstream:
         if dialect in upstream.speaks:
             return upstream
         to = translator(upstream.speaks, dialect)
         assert to is not None
-        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect), recalled))
+        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect), recall))
 
     @property
     def models(self) -> list[str]:
@@ -127,32 +127,32 @@ def make(settings: Settings, environment: Mapping[str, str]) -> Upstreams | None
     uses them. Raises ConfigError for a key that the environment lacks, or that no header can hold."""
     gateway = settings.gateway
     check_apis(settings)
-    keys = {name: _key(name, given.key_env, environment) for name, given in gateway.upstreams.items()}
+    keys = {name: _key(name, entry.key_env, environment) for name, entry in gateway.upstreams.items()}
     upstreams = [
         Upstream(
             name,
-            _client(given, keys[name]),
-            frozenset(given.speaks),
-            given.retries,
-            given.fallback,
-            given.pass_headers,
+            _client(entry, keys[name]),
+            frozenset(entry.speaks),
+            entry.retries,
+            entry.fallback,
+            entry.pass_headers,
         )
-        for name, given in gateway.upstreams.items()
+        for name, entry in gateway.upstreams.items()
     ]
-    rules = [RouteRule(route.model, route.upstream, route.send_as, priced(route.prices)) for route in gateway.routes]
+    rules = [RouteRule(route.model, route.upstream, route.send_as, to_prices(route.prices)) for route in gateway.routes]
     if gateway.upstream_url:
         key = _fit(gateway.upstream_key.get_secret_value(), "[gateway] upstream_key")
         one = TextUpstream(gateway.upstream_url, key)
         upstreams.append(Upstream(ONE, one, frozenset({"chat"})))
         rules.append(RouteRule("*", ONE))
-    return Upstreams(upstreams, rules, whole=bool(gateway.upstream_url)) if rules else None
+    return Upstreams(upstreams, rules, answers_all=bool(gateway.upstream_url)) if rules else None
 
 
-def _client(given: GatewayUpstream, key: str) -> TextUpstream:
-    if not given.api_version:
-        return TextUpstream(given.url, key, key_header=given.key_header)
-    deployments = given.shape == "azure"
-    return AzureUpstream(given.url, key, given.api_version, deployments=deployments, key_header=given.key_header)
+def _client(entry: GatewayUpstream, key: str) -> TextUpstream:
+    if not entry.api_version:
+        return TextUpstream(entry.url, key, key_header=entry.key_header)
+    deployments = entry.shape == "azure"
+    return AzureUpstream(entry.url, key, entry.api_version, deployments=deployments, key_header=entry.key_header)
 
 
 def as_came(text: str) -> str | None:
@@ -178,11 +178,11 @@ def _key(name: str, variable: str, environment: Mapping[str, str]) -> str:
 
 def check_apis(settings: Settings) -> None:
     """Raises ConfigError for an upstream that is said to speak an API that there is not."""
-    known = sorted([*(dialect.name for dialect in dialects.DIALECTS), embeddings.NAME])
+    apis = sorted([*(dialect.name for dialect in dialects.DIALECTS), embeddings.NAME])
     for name, upstream in settings.gateway.upstreams.items():
         for api in upstream.speaks:
-            if api not in known:
-                raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(known)}")
+            if api not in apis:
+                raise ConfigError(f"[gateway.upstreams.{name}] speaks: {api!r} is none of the APIs {', '.join(apis)}")
 
 
 def _fit(key: str, where: str) -> str:

@@ -43,7 +43,9 @@ _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 415: 3, 429:
 """of google.rpc"""
 _requests = telemetry.counter("millrace.otlp.requests", "{request}", "requests, by signal and status")
 _spans = telemetry.counter("millrace.otlp.spans", "{span}", "spans and log records that were taken")
-_refused = telemetry.counter("millrace.otlp.refused", "{span}", "spans and log records that were refused, by reason")
+_refused_spans = telemetry.counter(
+    "millrace.otlp.refused", "{span}", "spans and log records that were refused, by reason"
+)
 
 
 class OtlpEndpoint:
@@ -112,8 +114,8 @@ class OtlpEndpoint:
             raise ApiError(error.status, str(error)) from None
         except LogFull as error:
             logger.error("spans cannot be taken: %s", error)
-            said = "The receiver has no room for more now: try again later"
-            raise ApiError(503, said, retry_after_s=FULL_RETRY_S) from None
+            message = "The receiver has no room for more now: try again later"
+            raise ApiError(503, message, retry_after_s=FULL_RETRY_S) from None
         await self.receiver.spans.durable()
         return _success(media, signal, batch)
 
@@ -121,8 +123,8 @@ class OtlpEndpoint:
         batch = read(signal, media, encoding, body, self.options.max_body_bytes)
         self.receiver.take(tenant, batch.spans)
         _spans.add(len(batch.spans), signal=signal)
-        for reason, count in batch.refused.items():
-            _refused.add(count, reason=reason)
+        for reason, count in batch.refusals.items():
+            _refused_spans.add(count, reason=reason)
         return batch
 
     def _tenant(self, headers: Mapping[str, str]) -> str:
@@ -154,10 +156,10 @@ class OtlpEndpoint:
 
 
 def _success(media: str, signal: str, batch: SpanBatch) -> Response:
-    count = sum(batch.refused.values())
-    what = "Spans" if signal == TRACES else "LogRecords"
+    count = sum(batch.refusals.values())
+    noun = "Spans" if signal == TRACES else "LogRecords"
     if media == JSON:
-        partial = {f"rejected{what}": str(count), "errorMessage": batch.said}
+        partial = {f"rejected{noun}": str(count), "errorMessage": batch.detail}
         return Response(orjson.dumps({"partialSuccess": partial} if count else {}), media_type=JSON)
     answer: ExportTraceServiceResponse | ExportLogsServiceResponse
     if signal == TRACES:
@@ -169,14 +171,14 @@ def _success(media: str, signal: str, batch: SpanBatch) -> Response:
         if count:
             answer.partial_success.rejected_log_records = count
     if count:
-        answer.partial_success.error_message = batch.said
+        answer.partial_success.error_message = batch.detail
     return Response(answer.SerializeToString(), media_type=PROTOBUF)
 
 
-def _refusal(media: str, status: int, said: str, retry_after_s: int | None = None) -> Response:
+def _refusal(media: str, status: int, message: str, retry_after_s: int | None = None) -> Response:
     """An error as google.rpc.Status."""
     headers = {"retry-after": str(retry_after_s)} if retry_after_s is not None else None
     code = _CODES.get(status, 2)
     if media == PROTOBUF:
-        return Response(Status(code=code, message=said).SerializeToString(), status, headers, PROTOBUF)
-    return Response(orjson.dumps({"code": code, "message": said}), status, headers, JSON)
+        return Response(Status(code=code, message=message).SerializeToString(), status, headers, PROTOBUF)
+    return Response(orjson.dumps({"code": code, "message": message}), status, headers, JSON)

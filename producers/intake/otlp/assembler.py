@@ -1,6 +1,6 @@
 """Records in, events out: which spans belong together, what was seen before, what a late evaluation judges. Pure.
 
-A conversation is all traces that name it, else one trace. It is over when nothing of it came for `quiet`, when its
+A conversation is all traces that name it, else one trace. It is over when nothing of it came for `silence`, when its
 first span came `LONGEST` ago, or when it holds too much. What comes after that is a further episode of the same
 conversation, and an evaluation that comes after it is one more reward of what it judges.
 
@@ -20,21 +20,21 @@ from millrace.formats.spans.conversation import claimed_reward
 from millrace.formats.spans.genai import EVALUATION, RESPONSE, conversation_name, matters
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp.conversation_events import (
-    CAPTURED,
+    IN_LOG,
     ConversationEvents,
-    Emitted,
+    EmittedEvent,
     EvaluationTarget,
-    late,
-    made,
+    late_evaluation,
+    make_events,
     when_of,
 )
-from millrace.producers.intake.otlp.records import Closed, Took
+from millrace.producers.intake.otlp.records import ClosedConversation, Took
 from millrace.schemas.ids import Micros
 
 SECOND = 1_000_000
 LONGEST = 3600 * SECOND
 """micros after which a conversation is over though more of it comes, and an evaluation of nothing known is dropped"""
-REMEMBERED = 3600 * SECOND
+MEMORY = 3600 * SECOND
 """micros for which a conversation that is over is known: its spans are not taken again, its replies can be judged"""
 LARGEST = 16 << 20
 """bytes of spans from which on a conversation is over"""
@@ -63,7 +63,7 @@ class _Waiting:
 
     began: Micros
     since: int
-    said: dict[str, SpanEvent] = field(default_factory=dict)
+    evaluations: dict[str, SpanEvent] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -71,17 +71,17 @@ class _Over:
     """What is remembered of a conversation: the spans of its traces, and what a late evaluation may judge."""
 
     at: Micros
-    seen: set[str]
-    made: ConversationEvents
+    span_ids: set[str]
+    events: ConversationEvents
     names: set[str]
 
 
 class Assembler:
     """`passed` counts what has no place in an episode, by kind. quiet: micros."""
 
-    def __init__(self, policy: str, quiet: Micros) -> None:
+    def __init__(self, policy: str, silence: Micros) -> None:
         self.policy = policy
-        self.quiet = quiet
+        self.silence = silence
         self.passed: Counter[str] = Counter()
         self._now: Micros = 0
         self._open: dict[Name, _Trace] = {}
@@ -109,73 +109,77 @@ class Assembler:
     @property
     def since(self) -> int | None:
         """Number of the first entry that is still needed; None where none is."""
-        needed = [one.since for one in self._open.values()] + [one.since for one in self._waiting.values()]
-        return min(needed, default=None)
+        entries = [one.since for one in self._open.values()] + [one.since for one in self._waiting.values()]
+        return min(entries, default=None)
 
-    def due(self, now: Micros) -> list[Closed]:
+    def all_over(self, now: Micros) -> list[ClosedConversation]:
         """The conversations that are over now, none of whose replies the gateway captured."""
-        return [closed for closed, newest, began, size in self._groups(now) if self._is_due(now, newest, began, size)]
+        return [
+            conversation
+            for conversation, newest, began, size in self._groups(now)
+            if self._is_due(now, newest, began, size)
+        ]
 
-    def all_open(self, now: Micros) -> list[Closed]:
+    def all_open(self, now: Micros) -> list[ClosedConversation]:
         """Every conversation, as if all were over."""
-        return [closed for closed, *_ in self._groups(now)]
+        return [conversation for conversation, *_ in self._groups(now)]
 
-    def replies_of(self, closed: Closed) -> set[str]:
+    def replies_of(self, conversation: ClosedConversation) -> set[str]:
         """The provider's ids of the replies in these traces."""
-        traces = (self._open[closed.tenant, trace] for trace in closed.traces)
+        traces = (self._open[conversation.tenant, trace] for trace in conversation.traces)
         ids = {text_of(span.attributes, RESPONSE) for trace in traces for span in trace.spans.values()}
         return ids - {""}
 
     def _is_due(self, now: Micros, newest: Micros, began: Micros, size: int) -> bool:
-        return newest + self.quiet <= now or began + LONGEST <= now or size >= LARGEST
+        return newest + self.silence <= now or began + LONGEST <= now or size >= LARGEST
 
-    def _groups(self, now: Micros) -> Iterator[tuple[Closed, Micros, Micros, int]]:
-        whose: dict[tuple[str, str, bool], list[str]] = {}
+    def _groups(self, now: Micros) -> Iterator[tuple[ClosedConversation, Micros, Micros, int]]:
+        groups: dict[tuple[str, str, bool], list[str]] = {}
         for (tenant, trace), one in self._open.items():
             name = min(one.names) if one.names else trace
-            whose.setdefault((tenant, name, bool(one.names)), []).append(trace)
-        for (tenant, _, _), traces in whose.items():
-            held = [self._open[tenant, trace] for trace in traces]
-            closed = Closed(tenant, now, sorted(traces), min(one.since for one in held), [])
+            groups.setdefault((tenant, name, bool(one.names)), []).append(trace)
+        for (tenant, _, _), traces in groups.items():
+            members = [self._open[tenant, trace] for trace in traces]
+            conversation = ClosedConversation(tenant, now, sorted(traces), min(one.since for one in members), [])
             yield (
-                closed,
-                max(one.newest for one in held),
-                min(one.began for one in held),
-                sum(one.size for one in held),
+                conversation,
+                max(one.newest for one in members),
+                min(one.began for one in members),
+                sum(one.size for one in members),
             )
 
     # ------------------------------------------------------------------ the fold
 
-    def took(self, record: Took, number: int) -> list[Emitted]:
+    def took(self, record: Took, number: int) -> list[EmittedEvent]:
         """Spans came, in entry `number`. Gives the rewards of what is over already."""
         self._tick(record.at)
-        out: list[Emitted] = []
+        out: list[EmittedEvent] = []
         for span in record.spans:
             if span.log and span.name == EVALUATION:
-                out += self._evaluated(record.tenant, span, number)
+                out += self._evaluate(record.tenant, span, number)
             elif span.trace:
                 self._add(record.tenant, span, number)
             else:
                 self.passed["span without a trace"] += 1
         return out
 
-    def closed(self, record: Closed) -> list[Emitted]:
+    def close(self, record: ClosedConversation) -> list[EmittedEvent]:
         """A conversation is over: its events. Traces that are not open are passed over."""
         self._tick(record.at)
-        found = {trace: one for trace in record.traces if (one := self._open.pop((record.tenant, trace), None))}
-        spans = [span for one in found.values() for span in one.spans.values()]
-        result = self._made(record, spans)
-        names = {name for one in found.values() for name in one.names}
-        for trace, one in found.items():
+        traces = {trace: one for trace in record.traces if (one := self._open.pop((record.tenant, trace), None))}
+        spans = [span for one in traces.values() for span in one.spans.values()]
+        result = self._make_events(record, spans)
+        names = {name for one in traces.values() for name in one.names}
+        for trace, one in traces.items():
             key = (record.tenant, trace)
             before = self._over.pop(key, None)
-            seen = (before.seen if before else set()) | set(one.spans)
-            self._over[key] = _Over(self._now, seen, _joined(before, result), names)
+            span_ids = (before.span_ids if before else set()) | set(one.spans)
+            self._over[key] = _Over(self._now, span_ids, _join(before, result), names)
             for reply in result.replies:
                 self._replies[record.tenant, reply] = key
         return result.events
 
-    def forget(self, record: Closed) -> None:
+    def forget(self, record: ClosedConversation) -> None:
         """A conversation is over, and the first of it is no longer known: nothing of it is taken again."""
         self._tick(record.at)
         for trace in record.traces:
@@ -183,21 +187,21 @@ class Assembler:
             if one is not None:
                 self._over[record.tenant, trace] = _Over(self._now, set(one.spans), ConversationEvents(), one.names)
 
-    def _made(self, record: Closed, spans: Sequence[Span]) -> ConversationEvents:
+    def _make_events(self, record: ClosedConversation, spans: Sequence[Span]) -> ConversationEvents:
         if not any(matters(span) for span in spans):
             return ConversationEvents()
         ids = {text_of(span.attributes, RESPONSE) for span in spans} - {""}
         keys = [(record.tenant, id) for id in ids if (record.tenant, id) in self._waiting]
-        beside = [said for key in keys for said in self._waiting[key].said.values()]
-        again = {text_of(span.attributes, RESPONSE) for span in spans if self._is_again(record.tenant, span)}
+        beside = [evaluation for key in keys for evaluation in self._waiting[key].evaluations.values()]
+        repeats = {text_of(span.attributes, RESPONSE) for span in spans if self._is_again(record.tenant, span)}
         try:
-            result = made(record.tenant, self.policy, spans, {*record.captured, *again}, beside, self.passed)
+            result = make_events(record.tenant, self.policy, spans, {*record.captured, *repeats}, beside, self.passed)
         except BadRow as error:
-            what = "conversation in the log already" if error.code == CAPTURED else f"conversation: {error.code}"
-            self.passed[what] += 1
+            reason = "conversation in the log already" if error.code == IN_LOG else f"conversation: {error.code}"
+            self.passed[reason] += 1
             return ConversationEvents()
         for key in keys:
-            self._judged |= dict.fromkeys(self._waiting.pop(key).said, self._now)
+            self._judged |= dict.fromkeys(self._waiting.pop(key).evaluations, self._now)
         for trajectory, steps in result.steps.items():
             self._steps[trajectory] = steps, self._now
         return result
@@ -209,105 +213,105 @@ class Assembler:
         key = self._replies.get((tenant, id)) if id else None
         if key is None:
             return False
-        (begun, ended), (start, end) = self._over[key].made.when[id], when_of(span)
-        return start <= ended and begun <= end
+        (first_start, first_end), (start, end) = self._over[key].events.when[id], when_of(span)
+        return start <= first_end and first_start <= end
 
     def _add(self, tenant: str, span: Span, number: int) -> None:
         key, id = (tenant, span.trace), _identity(span)
         over = self._over.get(key)
-        if over is not None and id in over.seen:
+        if over is not None and id in over.span_ids:
             self.passed["span that came again"] += 1
             return
         one = self._open.get(key)
         if one is None:
             one = self._open[key] = _Trace(self._now, self._now, number, set(over.names) if over else set())
-        held = one.spans.get(id)
-        if held is not None:
+        former = one.spans.get(id)
+        if former is not None:
             self.passed["span that came again"] += 1
-            if _rank(held) >= _rank(span):
+            if _rank(former) >= _rank(span):
                 return
         if not matters(span):
-            self.passed["other span"] += held is None
+            self.passed["other span"] += former is None
         if name := conversation_name(span):
             one.names.add(name)
         one.spans[id] = span
         one.newest = self._now
         one.size += size_of(span) + SPAN_BYTES
 
-    def _evaluated(self, tenant: str, span: Span, number: int) -> list[Emitted]:
+    def _evaluate(self, tenant: str, span: Span, number: int) -> list[EmittedEvent]:
         """An evaluation: of a reply by name, else of a span or a trace."""
-        (said,) = span.events
+        (evaluation,) = span.events
         digest = _identity(span)
         if digest in self._judged:
             self.passed["span that came again"] += 1
             return []
-        reply = text_of(said.attributes, RESPONSE)
+        reply = text_of(evaluation.attributes, RESPONSE)
         if reply:
             key = self._replies.get((tenant, reply))
-            target = self._over[key].made.replies.get(reply) if key else None
+            target = self._over[key].events.replies.get(reply) if key else None
             if target is None:
                 waiting = self._waiting.setdefault((tenant, reply), _Waiting(self._now, number))
-                waiting.said[digest] = said
+                waiting.evaluations[digest] = evaluation
                 return []
-            return self._reward(tenant, target, said, digest)
+            return self._reward(tenant, target, evaluation, digest)
         key = (tenant, span.trace)
         over = self._over.get(key)
-        if over is None or digest in over.seen:
+        if over is None or digest in over.span_ids:
             self._add(tenant, span, number)
             return []
-        target = over.made.spoken.get((span.trace, span.id), None if key in self._open else over.made.root)
+        target = over.events.spoken.get((span.trace, span.id), None if key in self._open else over.events.root)
         if target is None:
             self._add(tenant, span, number)
             return []
-        return self._reward(tenant, target, said, digest)
+        return self._reward(tenant, target, evaluation, digest)
 
-    def _reward(self, tenant: str, target: EvaluationTarget, said: SpanEvent, digest: str) -> list[Emitted]:
-        found = claimed_reward(said, None)
-        if found is None or target.kin.id not in self._steps:
-            self.passed["evaluation without a score" if found is None else "evaluation of an unknown reply"] += 1
+    def _reward(self, tenant: str, target: EvaluationTarget, evaluation: SpanEvent, digest: str) -> list[EmittedEvent]:
+        claim = claimed_reward(evaluation, None)
+        if claim is None or target.kin.id not in self._steps:
+            self.passed["evaluation without a score" if claim is None else "evaluation of an unknown reply"] += 1
             return []
         self._judged[digest] = self._now
         step, at = self._steps[target.kin.id]
         self._steps[target.kin.id] = step + 1, at
-        return [late(tenant, target, step, found, digest)]
+        return [late_evaluation(tenant, target, step, claim, digest)]
 
     def _tick(self, at: Micros) -> None:
         """Time goes on: what is too old is forgotten."""
         self._now = max(self._now, at)
-        while self._over and next(iter(self._over.values())).at + REMEMBERED < self._now:
+        while self._over and next(iter(self._over.values())).at + MEMORY < self._now:
             key, over = self._over.popitem(last=False)
-            for reply in over.made.replies:
+            for reply in over.events.replies:
                 if self._replies.get((key[0], reply)) == key:
                     del self._replies[key[0], reply]
-        while self._judged and next(iter(self._judged.values())) + REMEMBERED < self._now:
+        while self._judged and next(iter(self._judged.values())) + MEMORY < self._now:
             self._judged.popitem(last=False)
-        while self._steps and next(iter(self._steps.values()))[1] + 2 * REMEMBERED < self._now:
+        while self._steps and next(iter(self._steps.values()))[1] + 2 * MEMORY < self._now:
             self._steps.popitem(last=False)
         while self._waiting and next(iter(self._waiting.values())).began + LONGEST < self._now:
             _, waiting = self._waiting.popitem(last=False)
-            self.passed["evaluation of an unknown reply"] += len(waiting.said)
+            self.passed["evaluation of an unknown reply"] += len(waiting.evaluations)
 
 
 def _identity(span: Span) -> str:
     """What makes a span the same when it comes again: its id; of a log record, which has none, all that it says."""
     if not span.log:
         return span.id
-    said = span.events[0]
-    text = json_text([span.trace, span.id, span.name, said.at, said.attributes])
+    event = span.events[0]
+    text = json_text([span.trace, span.id, span.name, event.at, event.attributes])
     return f"log {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _rank(span: Span) -> tuple[int, str]:
     """Of two spans with one id the one that ended later, or says more, is taken, whichever came first."""
-    said = [[one.name, one.at, one.attributes] for one in span.events]
-    text = json_text([span.name, span.parent, span.start, span.has_failed, span.attributes, said])
+    events = [[one.name, one.at, one.attributes] for one in span.events]
+    text = json_text([span.name, span.parent, span.start, span.has_failed, span.attributes, events])
     return span.end or 0, f"{len(text):012d}{text}"
 
 
-def _joined(before: _Over | None, result: ConversationEvents) -> ConversationEvents:
+def _join(before: _Over | None, result: ConversationEvents) -> ConversationEvents:
     """What of two episodes of one trace a late evaluation may judge."""
     if before is None:
         return result
-    root = result.root or before.made.root
-    replies, spoken = before.made.replies | result.replies, before.made.spoken | result.spoken
-    return ConversationEvents([], root, replies, spoken, when=before.made.when | result.when)
+    root = result.root or before.events.root
+    replies, targets = before.events.replies | result.replies, before.events.spoken | result.spoken
+    return ConversationEvents([], root, replies, targets, when=before.events.when | result.when)

@@ -23,14 +23,14 @@ from millrace.schemas import bounds
 
 OTLP = Origin("otlp", "observed", "otlp")
 """spans: somebody else's client saw the text, nobody here the tokens"""
-SILENT = ("no_content", "no_spans")
+SILENCE_CODES = ("no_content", "no_spans")
 """codes of what says nothing by itself"""
-CAPTURED = "captured"
+IN_LOG = "captured"
 """code of a conversation that the gateway has in the log"""
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmittedEvent:
     """An event without its numbers in the log. step: its place in its trajectory."""
 
     tenant: str
@@ -59,7 +59,7 @@ class ConversationEvents:
     """The events of a conversation. replies: what a provider's id of a reply stands for; spoken: what a span does;
     steps: how many events each trajectory has; when: between which times a reply was made."""
 
-    events: list[Emitted] = field(default_factory=list)
+    events: list[EmittedEvent] = field(default_factory=list)
     root: EvaluationTarget | None = None
     replies: dict[str, EvaluationTarget] = field(default_factory=dict)
     spoken: dict[Where, EvaluationTarget] = field(default_factory=dict)
@@ -72,90 +72,96 @@ class _One:
     """A part that is an episode."""
 
     part: AgentSpans
-    told: SpanConversation
+    conversation: SpanConversation
     episode: Episode
-    passed: Counter[str]
+    counts: Counter[str]
 
 
-def made(
+def make_events(
     tenant: str,
     policy: str,
-    found: Sequence[Span],
-    captured: Collection[str],
+    all_spans: Sequence[Span],
+    known_ids: Collection[str],
     beside: Sequence[SpanEvent],
-    passed: Counter[str],
+    omissions: Counter[str],
 ) -> ConversationEvents:
-    """The events of one conversation. captured: replies that are in the log already; beside: evaluations that name one
-    of its replies; passed: counts what has no place. Raises BadRow where nothing of it can be an episode."""
-    matter = [span for span in found if matters(span)]
+    """The events of one conversation. known_ids: replies that are in the log already; beside: evaluations that name one
+    of its replies; omissions: counts what has no place. Raises BadRow where nothing of it can be an episode."""
+    matter = [span for span in all_spans if matters(span)]
     spans = sorted((span for span in matter if not span.log), key=lambda span: (span.start or 0, span.trace, span.id))
     if not spans:
         raise BadRow("no_spans", "its log records belong to no span")
     first = made_id(OTLP.label, tenant, policy, spans[0].trace, spans[0].id)
-    told = _told(parts(found), captured, beside) or [(0, _read(AgentSpans(None, spans=matter), captured, beside))]
+    episodes = _episodes_of(parts(all_spans), known_ids, beside) or [
+        (0, _read(AgentSpans(None, spans=matter), known_ids, beside))
+    ]
     out = ConversationEvents()
     kins: dict[int, Kin] = {}
-    events: list[list[Emitted]] = []
-    for number, one in told:
+    events: list[list[EmittedEvent]] = []
+    for number, one in episodes:
         part = one.part
         id = first if part.agent is None else made_id(OTLP.label, first, "agent", *part.agent)
         parent = None if part.parent is None else kins[part.parent].id
         kins[number] = Kin(id, first, first, first, parent, part.spawn_call)
-        events.append(_emitted(out, tenant, kins[number], one))
-        passed += one.passed
-    root, *others = events
-    out.events = [*root[:-1], *(event for each in others for event in each), root[-1]]
+        events.append(_emit(out, tenant, kins[number], one))
+        omissions += one.counts
+    root, *children = events
+    out.events = [*root[:-1], *(event for child in children for event in child), root[-1]]
     return out
 
 
-def _told(found: list[AgentSpans], captured: Collection[str], beside: Sequence[SpanEvent]) -> list[tuple[int, _One]]:
+def _episodes_of(
+    all_parts: list[AgentSpans], known_ids: Collection[str], beside: Sequence[SpanEvent]
+) -> list[tuple[int, _One]]:
     """The parts that are episodes, by number; none where sub-agents are and the conversation itself is not."""
     out: dict[int, _One] = {}
-    for number in range(len(found) - 1, -1, -1):
-        part = found[number]
+    for number in range(len(all_parts) - 1, -1, -1):
+        part = all_parts[number]
         try:
-            out[number] = _read(part, captured, beside)
+            out[number] = _read(part, known_ids, beside)
             continue
         except BadRow as error:
-            if error.code not in (*SILENT, CAPTURED) or (part.parent is None and not out):
+            if error.code not in (*SILENCE_CODES, IN_LOG) or (part.parent is None and not out):
                 raise
-            silent = error.code != CAPTURED
+            is_silent = error.code != IN_LOG
         if part.parent is None:
             return []
-        if silent:
-            found[part.parent].spans += part.spans
-        for other in found:
-            if other.parent == number:
-                other.parent, other.spawn_call = part.parent, other.spawn_call or part.spawn_call
+        if is_silent:
+            all_parts[part.parent].spans += part.spans
+        for child in all_parts:
+            if child.parent == number:
+                child.parent, child.spawn_call = part.parent, child.spawn_call or part.spawn_call
     return sorted(out.items())
 
 
-def _read(part: AgentSpans, captured: Collection[str], beside: Sequence[SpanEvent]) -> _One:
+def _read(part: AgentSpans, known_ids: Collection[str], beside: Sequence[SpanEvent]) -> _One:
     """A part as an episode. Raises BadRow where nothing was said in it, or all that was is in the log already."""
-    own = {text_of(span.attributes, RESPONSE) for span in part.spans}
-    named = [said for said in beside if text_of(said.attributes, RESPONSE) in own]
+    ids = {text_of(span.attributes, RESPONSE) for span in part.spans}
+    evaluations = [evaluation for evaluation in beside if text_of(evaluation.attributes, RESPONSE) in ids]
     counts: Counter[str] = Counter()
-    told = SpanConversation([span for span in part.spans if matters(span)], counts, captured.__contains__, named)
+    conversation = SpanConversation(
+        [span for span in part.spans if matters(span)], counts, known_ids.__contains__, evaluations
+    )
     try:
-        return _One(part, told, told.episode(), counts)
+        return _One(part, conversation, conversation.episode(), counts)
     except BadRow as error:
-        if error.code in SILENT and told.captured:
-            raise BadRow(CAPTURED, "every call of it is in the log already") from None
+        if error.code in SILENCE_CODES and conversation.captured:
+            raise BadRow(IN_LOG, "every call of it is in the log already") from None
         raise
 
 
-def _emitted(out: ConversationEvents, tenant: str, kin: Kin, one: _One) -> list[Emitted]:
+def _emit(out: ConversationEvents, tenant: str, kin: Kin, one: _One) -> list[EmittedEvent]:
     """The events of a trajectory; notes in `out` what a late evaluation may judge."""
     trace = one.episode.trace
     made_of = Bodies(OTLP, kin.id, one.episode)
-    events = [Emitted(tenant, kin, trace, step, draft) for step, draft in enumerate(made_of.drafts())]
+    events = [EmittedEvent(tenant, kin, trace, step, draft) for step, draft in enumerate(made_of.drafts())]
     targets = [EvaluationTarget(kin, trace, reply) for reply in made_of.replies]
     out.root = out.root or EvaluationTarget(kin, trace)
-    out.replies |= {name: targets[number] for name, number in one.told.replies.items()}
-    out.spoken |= {where: targets[number] for where, number in one.told.spoken.items()}
+    out.replies |= {name: targets[number] for name, number in one.conversation.replies.items()}
+    out.spoken |= {where: targets[number] for where, number in one.conversation.spoken.items()}
     out.steps[kin.id] = len(events)
     for span in one.part.spans:
-        if (id := text_of(span.attributes, RESPONSE)) in one.told.replies:
+        if (id := text_of(span.attributes, RESPONSE)) in one.conversation.replies:
             out.when[id] = when_of(span)
     return events
 
@@ -165,9 +171,11 @@ def when_of(span: Span) -> tuple[int, int]:
     return span.start or 0, span.end or bounds.TIME
 
 
-def late(tenant: str, target: EvaluationTarget, step: int, judged: ClaimedReward, digest: str) -> Emitted:
+def late_evaluation(
+    tenant: str, target: EvaluationTarget, step: int, claim: ClaimedReward, digest: str
+) -> EmittedEvent:
     """An evaluation of something that is over, as the event at `step` of its trajectory."""
-    at = judged.at or 0
+    at = claim.at or 0
     id = made_id(OTLP.label, target.kin.id, "late", digest)
-    body = reward(OTLP, target.kin.id, id, target.reply, judged, at)
-    return Emitted(tenant, target.kin, target.trace, step, BareEvent("reward", body, "evaluator", at))
+    body = reward(OTLP, target.kin.id, id, target.reply, claim, at)
+    return EmittedEvent(tenant, target.kin, target.trace, step, BareEvent("reward", body, "evaluator", at))

@@ -25,7 +25,7 @@ ERROR = 2
 """a span's status"""
 
 
-class Malformed(Exception):
+class MalformedBody(Exception):
     """A body that is no message."""
 
 
@@ -34,9 +34,9 @@ class TooMany(Exception):
 
 
 def traces(data: bytes) -> Iterator[Span]:
-    """The spans of an `ExportTraceServiceRequest`. Raises Malformed, TooMany."""
-    asked = _parsed(ExportTraceServiceRequest, data)
-    for of_resource in asked.resource_spans:
+    """The spans of an `ExportTraceServiceRequest`. Raises MalformedBody, TooMany."""
+    message = _parse(ExportTraceServiceRequest, data)
+    for of_resource in message.resource_spans:
         resource = _attributes(of_resource.resource.attributes)
         for scope in of_resource.scope_spans:
             for one in scope.spans:
@@ -58,9 +58,9 @@ def traces(data: bytes) -> Iterator[Span]:
 
 
 def logs(data: bytes) -> Iterator[Span]:
-    """The log records of an `ExportLogsServiceRequest`. Raises Malformed, TooMany."""
-    asked = _parsed(ExportLogsServiceRequest, data)
-    for of_resource in asked.resource_logs:
+    """The log records of an `ExportLogsServiceRequest`. Raises MalformedBody, TooMany."""
+    message = _parse(ExportLogsServiceRequest, data)
+    for of_resource in message.resource_logs:
         resource = _attributes(of_resource.resource.attributes)
         for scope in of_resource.scope_logs:
             for one in scope.log_records:
@@ -75,26 +75,26 @@ def logs(data: bytes) -> Iterator[Span]:
                 )
 
 
-def _parsed(kind: Any, data: bytes) -> Any:
+def _parse(kind: Any, data: bytes) -> Any:
     measure(data, kind.DESCRIPTOR)
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise Malformed(f"the body is no {kind.DESCRIPTOR.name}") from error
+        raise MalformedBody(f"the body is no {kind.DESCRIPTOR.name}") from error
 
 
 def measure(data: bytes, kind: Descriptor, values: int = bounds.OTLP_VALUES) -> None:
     """Raises TooMany for a message of more fields than `values`, all that it holds included, or nested deeper than is
-    read; Malformed where it breaks off."""
-    left = values
+    read; MalformedBody where it breaks off."""
+    budget = values
     waiting: list[tuple[int, int, Fields, int]] = [(0, len(data), _inner(kind), 0)]
     while waiting:
         at, end, fields, depth = waiting.pop()
         if depth > bounds.OTLP_DEPTH:
             raise TooMany(f"the body nests deeper than {bounds.OTLP_DEPTH} levels (OTLP_DEPTH)")
         while at < end:
-            left -= 1
-            if left < 0:
+            budget -= 1
+            if budget < 0:
                 raise TooMany(f"the body holds more than {values:,} values (OTLP_VALUES)")
             tag, at = _varint(data, at, end)
             match tag & 7:
@@ -111,9 +111,9 @@ def measure(data: bytes, kind: Descriptor, values: int = bounds.OTLP_VALUES) -> 
                 case 5:
                     at += 4
                 case _:
-                    raise Malformed("the body has a field of no type that OTLP uses")
+                    raise MalformedBody("the body has a field of no type that OTLP uses")
             if at > end:
-                raise Malformed("the body breaks off inside of a field")
+                raise MalformedBody("the body breaks off inside of a field")
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
@@ -125,7 +125,7 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise Malformed("the body breaks off inside of a number")
+    raise MalformedBody("the body breaks off inside of a number")
 
 
 @cache
@@ -134,18 +134,18 @@ def _inner(kind: Descriptor) -> Fields:
     return {number: field.message_type for number, field in fields if field.message_type is not None}
 
 
-def _attributes(given: Iterable[Any]) -> Content:
-    return {one.key: _value(one.value) for one in given if one.key}
+def _attributes(pairs: Iterable[Any]) -> Content:
+    return {one.key: _value(one.value) for one in pairs if one.key}
 
 
-def _value(given: Any) -> Any:
+def _value(any_value: Any) -> Any:
     """An AnyValue as a plain value; None for bytes and for one of no known type."""
-    kind = given.WhichOneof("value")
+    kind = any_value.WhichOneof("value")
     match kind:
         case "string_value" | "bool_value" | "int_value" | "double_value":
-            return getattr(given, kind)
+            return getattr(any_value, kind)
         case "array_value":
-            return [_value(one) for one in given.array_value.values]
+            return [_value(one) for one in any_value.array_value.values]
         case "kvlist_value":
-            return _attributes(given.kvlist_value.values)
+            return _attributes(any_value.kvlist_value.values)
     return None

@@ -21,21 +21,23 @@ from millrace.formats.spans.otlp_json import Span
 from millrace.infra import faults, telemetry
 from millrace.producers.capture.entry import Entry
 from millrace.producers.capture.log import CaptureLog, LogFull
-from millrace.producers.intake.otlp.assembler import LONGEST, REMEMBERED, SECOND, Assembler
-from millrace.producers.intake.otlp.conversation_events import Emitted
-from millrace.producers.intake.otlp.records import Closed, Record, Took, decode, encode
+from millrace.producers.intake.otlp.assembler import LONGEST, MEMORY, SECOND, Assembler
+from millrace.producers.intake.otlp.conversation_events import EmittedEvent
+from millrace.producers.intake.otlp.records import ClosedConversation, Record, Took, decode, encode
 from millrace.schemas import codec
 from millrace.schemas.chain import START
 from millrace.schemas.ids import Micros, now_micros
 
 logger = logging.getLogger(__name__)
 
-KEPT_S = (2 * LONGEST + REMEMBERED) / SECOND + 3600
+KEPT_S = (2 * LONGEST + MEMORY) / SECOND + 3600
 """seconds for which a file of spans is kept after the last of it was written, also where raw content has fewer hours:
 for as long as anything that is remembered may go back to"""
 FORGET_S = 60.0
 _events = telemetry.counter("millrace.otlp.events", "{event}", "events made of spans, by kind")
-_passed = telemetry.counter("millrace.otlp.passed_over", "{span}", "spans that have no place in an episode, by reason")
+_omissions = telemetry.counter(
+    "millrace.otlp.passed_over", "{span}", "spans that have no place in an episode, by reason"
+)
 _open = telemetry.gauge("millrace.otlp.open", "{trace}", "traces that are not over")
 
 
@@ -49,7 +51,7 @@ class OtlpReceiver:
         assembler: Assembler,
         *,
         reward_key: str = "",
-        captured: Callable[[str], bool] = lambda id: False,
+        is_captured: Callable[[str], bool] = lambda id: False,
         clock: Callable[[], Micros] = now_micros,
     ) -> None:
         self.spans = spans
@@ -58,12 +60,12 @@ class OtlpReceiver:
         self.trouble = ""
         """why events cannot be written now"""
         self._reward_key = reward_key
-        self._captured = captured
+        self._is_captured = is_captured
         self._clock = clock
         self._turn = threading.Lock()
         self._sizes: deque[tuple[int, int]] = deque()
         """number and bytes of entries of `spans` that were not released"""
-        self._pending: deque[Emitted] = deque()
+        self._pending: deque[EmittedEvent] = deque()
         self._chains: dict[str, tuple[int, bytes]] = {}
         """the next step of a trajectory and its last link"""
         self._counted: Counter[str] = Counter()
@@ -81,22 +83,22 @@ class OtlpReceiver:
             self._emit(self.assembler.took(record, number))
             self._count()
 
-    def close_due(self, *, everything: bool = False) -> int:
+    def close_due(self, *, ends_all: bool = False) -> int:
         """End the conversations that are over, or all; returns how many. Raises nothing: what cannot be written now is
         written later."""
         with self._turn:
             now = self._clock()
-            due = self.assembler.all_open(now) if everything else self.assembler.due(now)
-            done = 0
+            conversations = self.assembler.all_open(now) if ends_all else self.assembler.all_over(now)
+            count = 0
             try:
-                while self._flushed() and done < len(due):
-                    self._close(due[done])
-                    done += 1
+                while self._flush() and count < len(conversations):
+                    self._close(conversations[count])
+                    count += 1
             except LogFull as error:
                 self._in_trouble(error)
             self._release()
             self._count()
-            return done
+            return count
 
     def tend(self, forget_after_s: float = FORGET_S) -> None:
         """Delete files of spans that nothing needs, now and then."""
@@ -116,48 +118,52 @@ class OtlpReceiver:
 
     def _rebuild(self) -> None:
         """Fold what is kept. What is before the released position was written out whole before it was released."""
-        for kept in self.events.read():
-            headers = kept.entry.headers
+        for item in self.events.read():
+            headers = item.entry.headers
             if "_step" in headers:
                 self._chains[headers["trajectory"]] = int(headers["_step"]) + 1, bytes.fromhex(headers["_link"])
-        begin, acked = self.spans.begin, self.spans.acked
-        for kept in self.spans.read():
-            record = decode(kept.entry.value)
-            if kept.seq >= acked:
-                self._sizes.append((kept.seq, kept.size))
+        begin, position = self.spans.begin, self.spans.acked
+        for item in self.spans.read():
+            record = decode(item.entry.value)
+            if item.seq >= position:
+                self._sizes.append((item.seq, item.size))
             if isinstance(record, Took):
-                events: Collection[Emitted] = self.assembler.took(record, kept.seq)
+                events: Collection[EmittedEvent] = self.assembler.took(record, item.seq)
             elif record.since < begin:
                 self.assembler.forget(record)
                 continue
             else:
-                events = self.assembler.closed(record)
-            self._pending.extend(one for one in events if kept.seq >= acked and not self._is_there(one))
-        self._flushed()
+                events = self.assembler.close(record)
+            self._pending.extend(one for one in events if item.seq >= position and not self._is_there(one))
+        self._flush()
         self._release()
         self._counted = Counter(self.assembler.passed)
 
-    def _is_there(self, one: Emitted) -> bool:
+    def _is_there(self, one: EmittedEvent) -> bool:
         return one.step < self._chains.get(one.kin.id, (0, START))[0]
 
-    def _close(self, closed: Closed) -> None:
-        captured = sorted(id for id in self.assembler.replies_of(closed) if self._captured(id))
-        record = Closed(closed.tenant, closed.at, closed.traces, closed.since, captured)
+    def _close(self, conversation: ClosedConversation) -> None:
+        replies = sorted(id for id in self.assembler.replies_of(conversation) if self._is_captured(id))
+        record = ClosedConversation(
+            conversation.tenant, conversation.at, conversation.traces, conversation.since, replies
+        )
         self._append(record)
         faults.point("otlp.closed")
-        self._emit(self.assembler.closed(record))
+        self._emit(self.assembler.close(record))
 
     def _append(self, record: Record) -> int:
         before = self.spans.waiting
-        number = self.spans.append(Entry(record.tenant, {}, encode(record)), reserved=isinstance(record, Closed))
+        number = self.spans.append(
+            Entry(record.tenant, {}, encode(record)), from_reserve=isinstance(record, ClosedConversation)
+        )
         self._sizes.append((number, self.spans.waiting - before))
         return number
 
-    def _emit(self, events: Collection[Emitted]) -> None:
+    def _emit(self, events: Collection[EmittedEvent]) -> None:
         self._pending.extend(events)
-        self._flushed()
+        self._flush()
 
-    def _flushed(self) -> bool:
+    def _flush(self) -> bool:
         """Write the events that wait; whether none does any more."""
         try:
             while self._pending:
@@ -170,7 +176,7 @@ class OtlpReceiver:
         self.trouble = ""
         return True
 
-    def _write(self, one: Emitted) -> None:
+    def _write(self, one: EmittedEvent) -> None:
         step, link = self._chains.get(one.kin.id, (one.step, START))
         log, identity = self.events, self.events.identity
         sealer = Sealer(self.assembler.policy, one.tenant, one.kin, "train", one.trace, step, link)
@@ -182,7 +188,7 @@ class OtlpReceiver:
         headers = headers_of(event, log.source, self._reward_key)
         headers |= {"_step": str(event["step"]), "_link": event["hash"].hex()}
         entry = Entry(f"{one.tenant}/{one.kin.group}", headers, codec.encode("Event", event))
-        log.append(entry, reserved=event["kind"] == "episode_ended")
+        log.append(entry, from_reserve=event["kind"] == "episode_ended")
         self._chains[one.kin.id] = sealer.step, sealer.link
         _events.add(1, kind=event["kind"])
 
@@ -205,13 +211,13 @@ class OtlpReceiver:
                 self.spans.release(until, size)
             except OSError as error:
                 logger.warning("the position of %s cannot be written: %s", self.spans.folder, error)
-        known = self.assembler.trajectories
-        if len(self._chains) > 2 * len(known) + 1000:
-            self._chains = {id: chain for id, chain in self._chains.items() if id in known}
+        trajectories = self.assembler.trajectories
+        if len(self._chains) > 2 * len(trajectories) + 1000:
+            self._chains = {id: chain for id, chain in self._chains.items() if id in trajectories}
 
     def _count(self) -> None:
         for reason, count in (self.assembler.passed - self._counted).items():
-            _passed.add(count, reason=reason if reason in REASONS or ":" in reason else "other span")
+            _omissions.add(count, reason=reason if reason in REASONS or ":" in reason else "other span")
         self._counted = Counter(self.assembler.passed)
         _open.set(self.assembler.open)
 

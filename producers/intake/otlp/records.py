@@ -22,7 +22,7 @@ class Took(msgspec.Struct, frozen=True, tag="took"):
     spans: Sequence[Span]
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
+class ClosedConversation(msgspec.Struct, frozen=True, tag="closed"):
     """Traces of a tenant that are one conversation, which is over. since: the entry that holds the first of their
     spans; captured: ids of replies in them that the gateway has in the log itself."""
 
@@ -33,10 +33,10 @@ class Closed(msgspec.Struct, frozen=True, tag="closed"):
     captured: list[str]
 
 
-Record = Took | Closed
+Record = Took | ClosedConversation
 
 
-class _Stored(msgspec.Struct, frozen=True, tag="took"):
+class _StoredSpans(msgspec.Struct, frozen=True, tag="took"):
     """`Took` with each resource once: what a batch says of its sender is the same for all of its spans."""
 
     tenant: str
@@ -47,30 +47,30 @@ class _Stored(msgspec.Struct, frozen=True, tag="took"):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored | Closed).decode
-_NOTHING: Content = {}
+_decode = msgspec.msgpack.Decoder(_StoredSpans | ClosedConversation).decode
+_NO_CONTENT: Content = {}
 
 
 def encode(record: Record) -> bytes:
     """The bytes of a record."""
-    if isinstance(record, Closed):
+    if isinstance(record, ClosedConversation):
         return _encode(record)
     resources: list[Content] = []
-    whose: list[int] = []
+    places: list[int] = []
     for span in record.spans:
         # The newest is nearly always the same object, and the others are few.
         at = next((n for n in range(len(resources) - 1, -1, -1) if resources[n] is span.resource), len(resources))
         if at == len(resources):
             resources.append(span.resource)
-        whose.append(at)
-    bare = [replace(span, resource=_NOTHING) for span in record.spans]
-    return _encode(_Stored(record.tenant, record.at, resources, bare, whose))
+        places.append(at)
+    spans = [replace(span, resource=_NO_CONTENT) for span in record.spans]
+    return _encode(_StoredSpans(record.tenant, record.at, resources, spans, places))
 
 
 def decode(data: bytes) -> Record:
     """The record of some bytes. Raises msgspec.MsgspecError."""
-    found = _decode(data)
-    if isinstance(found, Closed):
-        return found
-    spans = [replace(span, resource=found.resources[at]) for span, at in zip(found.spans, found.whose, strict=True)]
-    return Took(found.tenant, found.at, spans)
+    record = _decode(data)
+    if isinstance(record, ClosedConversation):
+        return record
+    spans = [replace(span, resource=record.resources[at]) for span, at in zip(record.spans, record.whose, strict=True)]
+    return Took(record.tenant, record.at, spans)

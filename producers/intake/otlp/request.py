@@ -23,7 +23,7 @@ from millrace.formats.spans.conversation import SpanConversation, claimed_reward
 from millrace.formats.spans.genai import CONVERSATION, EVALUATION, matters, talk
 from millrace.formats.spans.otlp_json import Span, SpanEvent, size_of
 from millrace.producers.intake.otlp import protobuf
-from millrace.producers.intake.otlp.conversation_events import OTLP, SILENT
+from millrace.producers.intake.otlp.conversation_events import OTLP, SILENCE_CODES
 from millrace.schemas import bounds
 from millrace.schemas.limits import CONTROL
 
@@ -67,25 +67,25 @@ class SpanBatch:
     and what else was passed over."""
 
     spans: list[Span] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    said: str = ""
+    refusals: Counter[str] = field(default_factory=Counter)
+    detail: str = ""
 
 
 def read(signal: str, media: str, encoding: str, data: bytes, limit: int) -> SpanBatch:
     """A request. signal: traces or logs; media: `JSON` or `PROTOBUF`. Raises BadBody."""
-    plain = inflated(data, encoding, limit)
-    found = _json(signal, plain) if media == JSON else _protobuf(signal, plain)
+    body = inflate(data, encoding, limit)
+    spans = _json(signal, body) if media == JSON else _protobuf(signal, body)
     out = SpanBatch()
-    for span in found:
+    for span in spans:
         try:
-            out.spans.append(_taken(span))
+            out.spans.append(_accept(span))
         except BadRow as error:
-            out.refused[error.code] += 1
-            out.said = out.said or f"{error.code}: {error}"
+            out.refusals[error.code] += 1
+            out.detail = out.detail or f"{error.code}: {error}"
     return out
 
 
-def inflated(data: bytes, encoding: str, limit: int) -> bytes:
+def inflate(data: bytes, encoding: str, limit: int) -> bytes:
     """A body without its compression, one of `ENCODINGS`, or "". Raises BadBody 413 beyond `limit` bytes, 400 for data
     that is none."""
     if not encoding:
@@ -130,21 +130,21 @@ def _protobuf(signal: str, data: bytes) -> Iterable[Span]:
         return list(_READ[signal](data))
     except protobuf.TooMany as error:
         raise BadBody(400, f"{error}: send smaller batches") from None
-    except protobuf.Malformed as error:
+    except protobuf.MalformedBody as error:
         raise BadBody(400, str(error)) from None
 
 
-def _taken(given: Span) -> Span:
+def _accept(raw: Span) -> Span:
     """A span as it is kept. Raises BadRow for one that cannot be made into events."""
-    if not _is_id(given.trace, 32) or not _is_id(given.id, 16):
-        if not given.log:
+    if not _is_id(raw.trace, 32) or not _is_id(raw.id, 16):
+        if not raw.log:
             raise BadRow("bad_id", "a span needs a trace id of 16 bytes and a span id of 8, not all zero")
-        trace, id = (given.trace if _is_id(given.trace, 32) else ""), (given.id if _is_id(given.id, 16) else "")
-        given = replace(given, trace=trace, id=id)
-    span = normal(given)
+        trace, id = (raw.trace if _is_id(raw.trace, 32) else ""), (raw.id if _is_id(raw.id, 16) else "")
+        raw = replace(raw, trace=trace, id=id)
+    span = normal(raw)
     if not matters(span):
-        known = {name: value for name, value in span.attributes.items() if name == CONVERSATION}
-        return replace(span, name="", attributes=known, events=[], resource={}) if not span.log else span
+        attributes = {name: value for name, value in span.attributes.items() if name == CONVERSATION}
+        return replace(span, name="", attributes=attributes, events=[], resource={}) if not span.log else span
     size_of(span)
     _check(span)
     return span
@@ -159,21 +159,21 @@ _HEX = frozenset("0123456789abcdef")
 
 def _check(span: Span) -> None:
     """Raises BadRow unless it can be made into events, alone and beside others."""
-    for said in span.events:
-        if said.name == EVALUATION:
-            found = claimed_reward(said, None)
-            if found is not None and CONTROL.search(found.source):
-                raise BadRow("bad_source", f"gen_ai.evaluation.name has a control character: {found.source!r}")
+    for event in span.events:
+        if event.name == EVALUATION:
+            claim = claimed_reward(event, None)
+            if claim is not None and CONTROL.search(claim.source):
+                raise BadRow("bad_source", f"gen_ai.evaluation.name has a control character: {claim.source!r}")
         else:
-            talk(_bare(span, [said]), ())
-    own = replace(span, trace=_TRACE, log=False)
+            talk(_strip(span, [event]), ())
+    probe = replace(span, trace=_TRACE, log=False)
     if span.log:
-        own = _bare(span, span.events)
-    for spans in ([own], [own, _PROBE]):
+        probe = _strip(span, span.events)
+    for spans in ([probe], [probe, _PROBE]):
         try:
             episode = SpanConversation(spans, Counter()).episode()
         except BadRow as error:
-            if error.code in SILENT:
+            if error.code in SILENCE_CODES:
                 continue
             raise
         kin = Kin(_TRACE, _TRACE, _TRACE, _TRACE)
@@ -183,5 +183,5 @@ def _check(span: Span) -> None:
         return
 
 
-def _bare(span: Span, events: Iterable[SpanEvent]) -> Span:
+def _strip(span: Span, events: Iterable[SpanEvent]) -> Span:
     return replace(span, trace=_TRACE, id=_ID, attributes=dict(_SAYS), events=list(events), log=False)

@@ -25,7 +25,7 @@ from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import PARTS, full_name
-from millrace.infra.process.ending import stop_asked
+from millrace.infra.process.ending import stop_event
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.recent import Recent
@@ -48,46 +48,46 @@ def run(settings: Settings) -> None:
 
 
 async def _run(settings: Settings, bus: Bus) -> None:
-    stop = stop_asked()
-    receiver, forwarder = opened(settings, bus)
-    asked = settings.otlp
+    stop = stop_event()
+    receiver, forwarder = open_receiver(settings, bus)
+    otlp = settings.otlp
     logger.info(
         "%s: %d open traces, %d bytes to send", receiver.events.source, receiver.assembler.open, receiver.events.waiting
     )
     forwarder.start()
     endpoint = OtlpEndpoint(
-        receiver, replace(GatewayOptions.of(settings, bounds.INT), max_body_bytes=asked.max_body_bytes)
+        receiver, replace(GatewayOptions.of(settings, bounds.INT), max_body_bytes=otlp.max_body_bytes)
     )
     beat = Heartbeat(
         bus,
         settings.namespace,
-        worker=os.environ.get("MILLRACE_ROLE") or f"otlp-{asked.port}",
+        worker=os.environ.get("MILLRACE_ROLE") or f"otlp-{otlp.port}",
         role="otlp",
         policy=settings.policy.name,
-        url=f"http://{asked.host}:{asked.port}",
+        url=f"http://{otlp.host}:{otlp.port}",
         standing=unless_in(lambda: receiver.trouble),
     )
     beat.start()
     try:
-        await serve(endpoint, asked.host, asked.port, stop, lambda: forwarder.failed)
+        await serve(endpoint, otlp.host, otlp.port, stop, lambda: forwarder.failed)
     finally:
         await asyncio.to_thread(beat.close)
         await asyncio.to_thread(forwarder.close)
         receiver.close()
 
 
-def opened(settings: Settings, bus: Bus) -> tuple[OtlpReceiver, Forwarder]:
+def open_receiver(settings: Settings, bus: Bus) -> tuple[OtlpReceiver, Forwarder]:
     """The receiver that the settings describe, and who sends its events on, not started."""
-    asked, home = settings.otlp, settings.otlp_home
+    otlp, home = settings.otlp, settings.otlp_home
     kept_s = max(settings.topics.short_hours * 3600, KEPT_S)
-    spans = CaptureLog(home / "spans", name="otlp", segment_s=KEPT_S / PARTS, max_waiting=asked.max_open_bytes)
+    spans = CaptureLog(home / "spans", name="otlp", segment_s=KEPT_S / PARTS, max_waiting=otlp.max_open_bytes)
     spans.recent = Recent(0)  # nobody follows it
     events = CaptureLog(
         home / "events", name="otlp", segment_s=kept_s / PARTS, max_waiting=settings.gateway.capture_max_bytes
     )
-    assembler = Assembler(settings.policy.name, int(asked.quiet_s * SECOND))
+    assembler = Assembler(settings.policy.name, int(otlp.quiet_s * SECOND))
     reward_key = settings.reward.key.get_secret_value()
-    receiver = OtlpReceiver(spans, events, assembler, reward_key=reward_key, captured=minted)
+    receiver = OtlpReceiver(spans, events, assembler, reward_key=reward_key, is_captured=minted)
     topic = full_name(settings.namespace, "raw")
     return receiver, Forwarder(events, bus, topic, ClaimStore(settings.claims), retention_s=kept_s)
 
@@ -97,9 +97,9 @@ async def serve(
     host: str,
     port: int,
     stop: asyncio.Event,
-    failed: Callable[[], Exception | None] = lambda: None,
+    failure: Callable[[], Exception | None] = lambda: None,
 ) -> None:
-    """Serve over HTTP until `stop` is set. Raises what `failed` gives."""
+    """Serve over HTTP until `stop` is set. Raises what `failure` gives."""
     server = Server(
         endpoint.app,
         host,
@@ -112,11 +112,11 @@ async def serve(
         http1_settings=HTTP1Settings(header_read_timeout=30_000, max_buffer_size=bounds.HEADER_BYTES),
     )
     serving = asyncio.create_task(server.serve())
-    tending = asyncio.create_task(_tend(endpoint, failed))
+    tending = asyncio.create_task(_tend(endpoint, failure))
     stopping = asyncio.create_task(stop.wait())
     try:
-        done, _ = await asyncio.wait([serving, tending, stopping], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        tasks, _ = await asyncio.wait([serving, tending, stopping], return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
             task.result()
     finally:
         stopping.cancel()
@@ -132,10 +132,10 @@ async def serve(
         await serving
 
 
-async def _tend(endpoint: OtlpEndpoint, failed: Callable[[], Exception | None]) -> None:
+async def _tend(endpoint: OtlpEndpoint, failure: Callable[[], Exception | None]) -> None:
     """End what is over, for as long as there is something to end."""
     while True:
-        if (error := failed()) is not None:
+        if (error := failure()) is not None:
             raise error
         await asyncio.to_thread(endpoint.receiver.close_due)
         await asyncio.to_thread(endpoint.receiver.tend)

@@ -22,13 +22,13 @@ from millrace.streams.refine.detectors.base import Detector, Hit
 
 START_S = 120.0
 """compiling every rule from cold takes seconds, more on a busy machine"""
-_NOTHING = b""
+_NO_HITS = b""
 """the answer for most texts"""
 _dump = msgspec.msgpack.Encoder().encode
 _load = msgspec.msgpack.Decoder(list[tuple[int, int, str, str, bool]] | str).decode
 
 
-class Guarded(Detector):
+class GuardedDetectors(Detector):
     """Runs detectors, named `module:Class`, one after the other in a child process. Not for use by several threads."""
 
     name = "guarded"
@@ -57,7 +57,7 @@ class Guarded(Detector):
         except (EOFError, OSError) as error:
             self.close()
             raise DetectorError("the detectors' process died") from error
-        if answer == _NOTHING:
+        if answer == _NO_HITS:
             return []
         hits = _load(answer)
         if isinstance(hits, str):
@@ -75,16 +75,16 @@ class Guarded(Detector):
 
     def _start(self) -> str:
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, self._names), daemon=True, name="detectors")
+        near_end, far_end = context.Pipe()
+        process = context.Process(target=serve, args=(far_end, self._names), daemon=True, name="detectors")
         process.start()
-        theirs.close()
-        self._process, self._pipe = process, ours
+        far_end.close()
+        self._process, self._pipe = process, near_end
         try:
-            if not ours.poll(START_S):
+            if not near_end.poll(START_S):
                 raise DetectorError(f"the detectors did not start within {START_S:g} s")
-            version: str = ours.recv()
-            _limit(ours, self._timeout)
+            version: str = near_end.recv()
+            _limit(near_end, self._timeout)
         except (EOFError, DetectorError) as error:
             self.close()
             raise DetectorError(
@@ -96,18 +96,18 @@ class Guarded(Detector):
 def _limit(pipe: Connection, timeout_s: float) -> None:
     """Let every read and write of a pipe end with BlockingIOError after so long. The system keeps the time, so that a
     scan costs no call for it."""
-    whole, part = divmod(timeout_s, 1)
-    limit = struct.pack("@ll", int(whole), int(part * 1e6))
-    with socket.socket(fileno=os.dup(pipe.fileno())) as same:
+    seconds, part = divmod(timeout_s, 1)
+    limit = struct.pack("@ll", int(seconds), int(part * 1e6))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            same.setsockopt(socket.SOL_SOCKET, option, limit)
+            sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def make(name: str) -> Detector:
     """The detector that `module:Class` names."""
     module, _, kind = name.partition(":")
-    made: Detector = getattr(importlib.import_module(module), kind)()
-    return made
+    detector: Detector = getattr(importlib.import_module(module), kind)()
+    return detector
 
 
 def serve(pipe: Connection, names: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ def serve(pipe: Connection, names: Sequence[str]) -> None:
             return
         try:
             hits = [tuple(hit) for detector in detectors for hit in detector.scan(text)]
-            answer = _dump(hits) if hits else _NOTHING
+            answer = _dump(hits) if hits else _NO_HITS
         except (
             Exception
         ) as error:  # whatever a detector raises, its message may quote what it read: the name alone goes out

@@ -28,5 +28,5 @@ def _of_user() -> Path | None:
         about = folder.stat()
     except (OSError, RuntimeError):  # a user without a home
         return None
-    own = about.st_uid == os.geteuid() and not about.st_mode & 0o022
-    return folder if own and os.access(folder, os.W_OK) else None
+    is_private = about.st_uid == os.geteuid() and not about.st_mode & 0o022
+    return folder if is_private and os.access(folder, os.W_OK) else None

@@ -21,12 +21,12 @@ NEAR_BEFORE, NEAR_AFTER = 48, 24
 
 @dataclass(frozen=True, slots=True)
 class DetectorRule:
-    """`trigger` is for the engine, `full` is matched where the trigger began, `verify` judges what `full` matched; what
-    is taken out is the group `v` of `full` where it has one, and `verify` then sees that alone."""
+    """`trigger` is for the engine, `form` is matched where the trigger began, `verify` judges what `form` matched; what
+    is taken out is the group `v` of `form` where it has one, and `verify` then sees that alone."""
 
     kind: str
     trigger: bytes
-    full: re.Pattern[bytes]
+    form: re.Pattern[bytes]
     verify: Verify | None = None
     blocks: bool = True
     caseless: bool = False
@@ -38,16 +38,16 @@ class DetectorRule:
 
     def find(self, text: bytes, at: int) -> tuple[int, int, bytes, bool] | None:
         """(start, end, what to verify, whether it blocks) of a match whose trigger began at a place."""
-        match = self.full.match(text, at)
+        match = self.form.match(text, at)
         if match is None:
             return None
-        group = "v" if "v" in self.full.groupindex else 0
+        group = "v" if "v" in self.form.groupindex else 0
         start, end = match.span(group)
         if self.back is not None:
-            begun = self.back(text, start)
-            if begun is None:
+            first = self.back(text, start)
+            if first is None:
                 return None
-            start = begun
+            start = first
         blocks = self.blocks
         if self.near is not None and not self.near.search(text, max(0, at - NEAR_BEFORE), end + NEAR_AFTER):
             if not self.alone:
@@ -69,41 +69,41 @@ def luhn(digits: bytes) -> bool:
 
 def mod97(account: bytes) -> bool:
     """The checksum of IBANs over ASCII letters and digits."""
-    turned = account[4:] + account[:4]
-    return int("".join(str(int(chr(c), 36)) for c in turned)) % 97 == 1
+    rotation = account[4:] + account[:4]
+    return int("".join(str(int(chr(c), 36)) for c in rotation)) % 97 == 1
 
 
-def _iban(found: bytes) -> bool:
-    account = found.replace(b" ", b"")
+def _iban(text: bytes) -> bool:
+    account = text.replace(b" ", b"")
     return 15 <= len(account) <= 34 and mod97(account)
 
 
-def _phone(found: bytes) -> bool:
+def _phone(text: bytes) -> bool:
     try:
-        return bool(phonenumbers.is_valid_number(phonenumbers.parse(found.decode("ascii"), None)))
+        return bool(phonenumbers.is_valid_number(phonenumbers.parse(text.decode("ascii"), None)))
     except phonenumbers.NumberParseException:
         return False
 
 
-def _ipv4(found: bytes) -> bool:
-    return all(int(part) < 256 for part in found.split(b"."))
+def _ipv4(text: bytes) -> bool:
+    return all(int(part) < 256 for part in text.split(b"."))
 
 
-def _mixed(found: bytes) -> bool:
+def _is_opaque(text: bytes) -> bool:
     """An opaque value: not a word, a path, a template or one repeated character."""
-    value = found.rsplit(b" ", 1)[-1].strip(b"\"'")
+    value = text.rsplit(b" ", 1)[-1].strip(b"\"'")
     return len(set(value)) >= 6 and bool(re.search(rb"[0-9]", value)) and b"{" not in value and b"$" not in value
 
 
-def _card(found: bytes) -> bool:
-    digits = re.sub(rb"[ -]", b"", found)
+def _card(text: bytes) -> bool:
+    digits = re.sub(rb"[ -]", b"", text)
     return len(set(digits)) > 1 and values.is_card_number(digits) and luhn(digits)
 
 
 def _rule(
     kind: str,
     trigger: str,
-    full: str,
+    form: str,
     verify: Verify | None = None,
     blocks: bool = True,
     caseless: bool = False,
@@ -111,7 +111,7 @@ def _rule(
     alone: bool = False,
     back: Callable[[bytes, int], int | None] | None = None,
 ) -> DetectorRule:
-    pattern = re.compile(full.encode(), re.IGNORECASE if caseless else 0)
+    pattern = re.compile(form.encode(), re.IGNORECASE if caseless else 0)
     beside = None if near is None else re.compile(near.encode(), re.IGNORECASE)
     return DetectorRule(kind, trigger.encode(), pattern, verify, blocks, caseless, beside, alone, back)
 
@@ -171,7 +171,7 @@ RULES: tuple[DetectorRule, ...] = (
     ),
     _rule("stripe_key", r"\b[rs]k_(live|test)_[A-Za-z0-9]{4}", r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,247}"),
     _rule("anthropic_key", r"\bsk-ant-[a-z0-9]{3}", rf"sk-ant-[a-z0-9]{{3,8}}-{_W}{{20,200}}"),
-    _rule("openai_key", r"\bsk-[A-Za-z0-9_-]{12}", rf"sk-(?:proj-|svcacct-|admin-)?{_W}{{20,250}}", _mixed),
+    _rule("openai_key", r"\bsk-[A-Za-z0-9_-]{12}", rf"sk-(?:proj-|svcacct-|admin-)?{_W}{{20,250}}", _is_opaque),
     _rule("google_key", r"\bAIza[A-Za-z0-9_-]{8}", rf"AIza{_W}{{35}}"),
     _rule("google_oauth", r"\bya29\.[A-Za-z0-9_-]{8}", rf"ya29\.{_W}{{20,250}}"),
     _rule("huggingface_token", r"\bhf_[A-Za-z]{8}", r"hf_[A-Za-z]{34}\b"),
@@ -187,14 +187,16 @@ RULES: tuple[DetectorRule, ...] = (
         "millrace_key", r"\bmr-[0-9a-f]{8}-[0-9a-f]{4}", r"mr-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{32}"
     ),
     _rule("jwt", r"\beyJ[A-Za-z0-9_-]{8}", rf"eyJ{_W}{{8,4000}}\.eyJ{_W}{{8,8000}}\.{_W}{{8,1400}}"),
-    _rule("bearer", r"\bbearer +[A-Za-z0-9._~+/-]{8}", r"bearer +[A-Za-z0-9._~+/-]{20,2000}=*", _mixed, caseless=True),
+    _rule(
+        "bearer", r"\bbearer +[A-Za-z0-9._~+/-]{8}", r"bearer +[A-Za-z0-9._~+/-]{20,2000}=*", _is_opaque, caseless=True
+    ),
     _rule("url_password", r"://[^\s/:@]{1,32}:[^\s/@]", r"://[^\s/:@]{1,32}:[^\s/@]{3,128}@[A-Za-z0-9]"),
     # name = "value", and a value laid out beside its key
     _rule(
         "password",
         rf"{_SECRET}[\"']?\s{{0,2}}[:=]\s{{0,2}}[\"']",
         r"\w{3,16}[\"']?\s{0,2}[:=]\s{0,2}[\"'][^\"'\s]{8,128}[\"']",
-        _mixed,
+        _is_opaque,
         caseless=True,
     ),
     # NAME=value in a shell or an .env file
@@ -316,7 +318,7 @@ RULES: tuple[DetectorRule, ...] = (
         "service_key",
         r"((dd|datadog)[_-]?(api|app|application)[_-]?key|auth_?token)[\"']?\s{0,2}[:=]",
         r"[\w-]{8,24}[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?P<v>[0-9a-f]{32}(?:[0-9a-f]{8})?)(?![0-9a-fA-F])",
-        _mixed,
+        _is_opaque,
         caseless=True,
     ),
     _rule(

@@ -49,10 +49,10 @@ def is_drawn(value: bytes) -> bool:
     if len(value) < 8 or len(set(value)) < 6 or _WORDS.search(value):
         return False
     lower, upper, digit = (re.search(kind, value) is not None for kind in (rb"[a-z]", rb"[A-Z]", rb"[0-9]"))
-    other = re.search(rb"[^A-Za-z0-9_.]", value) is not None
+    symbol = re.search(rb"[^A-Za-z0-9_.]", value) is not None
     if not digit or not (lower or upper):
         return False
-    return lower + upper + digit + other >= 3 or re.fullmatch(rb"[0-9a-f]{16,}|[a-z0-9]{20,}", value) is not None
+    return lower + upper + digit + symbol >= 3 or re.fullmatch(rb"[0-9a-f]{16,}|[a-z0-9]{20,}", value) is not None
 
 
 def has_drawn_value(pairs: bytes) -> bool:
@@ -63,20 +63,20 @@ def has_drawn_value(pairs: bytes) -> bool:
 
 def is_user_pass(value: bytes) -> bool:
     """Whether base64 holds user:password."""
-    decoded = _base64(value)
-    return decoded is not None and re.fullmatch(rb"[\x21-\x7e]{0,128}:[\x20-\x7e]{1,256}", decoded) is not None
+    data = _base64(value)
+    return data is not None and re.fullmatch(rb"[\x21-\x7e]{0,128}:[\x20-\x7e]{1,256}", data) is not None
 
 
 def is_digest_32(value: bytes) -> bool:
     """Whether a part of a URL is 32 bytes in base64."""
-    decoded = _base64(unquote_to_bytes(value))
-    return decoded is not None and len(decoded) == 32
+    data = _base64(unquote_to_bytes(value))
+    return data is not None and len(data) == 32
 
 
 def begins_with_digits(value: bytes) -> bool:
     """Whether the part before the first dot is a number in base64, as in a token of Discord."""
-    decoded = _base64(value.partition(b".")[0])
-    return decoded is not None and re.fullmatch(rb"[0-9]{15,20}", decoded) is not None
+    data = _base64(value.partition(b".")[0])
+    return data is not None and re.fullmatch(rb"[0-9]{15,20}", data) is not None
 
 
 def is_base58check(value: bytes) -> bool:

@@ -38,7 +38,7 @@ class Vectorscan(Detector):
         )
         text = repr(
             [
-                (r.kind, r.trigger, r.full.pattern, r.blocks, r.caseless, r.near and r.near.pattern, r.alone)
+                (r.kind, r.trigger, r.form.pattern, r.blocks, r.caseless, r.near and r.near.pattern, r.alone)
                 for r in rules
             ]
         ).encode()
@@ -48,25 +48,27 @@ class Vectorscan(Detector):
         return self._version
 
     def scan(self, text: bytes) -> list[Hit]:
-        found: set[tuple[int, int]] = set()
-        self._database.scan(text, match_event_handler=lambda rule, start, end, flags, context: found.add((rule, start)))
+        starts: set[tuple[int, int]] = set()
+        self._database.scan(
+            text, match_event_handler=lambda rule, start, end, flags, context: starts.add((rule, start))
+        )
         hits: list[Hit] = []
-        reached: dict[int, tuple[int, int]] = {}
-        for number, start in sorted(found):
+        progress: dict[int, tuple[int, int]] = {}
+        for number, start in sorted(starts):
             rule = self._rules[number]
-            verified, past = reached.get(number, (0, 0))
+            count, past = progress.get(number, (0, 0))
             if start < past:
                 continue
-            seen = rule.find(text, start)
-            if seen is None:
+            match = rule.find(text, start)
+            if match is None:
                 continue
-            begin, end, value, blocks = seen
-            dense = verified >= CAP
+            begin, end, value, blocks = match
+            dense = count >= CAP
             if dense and not blocks:
                 continue
             if not dense and rule.verify is not None and not rule.verify(value):
                 continue
-            reached[number] = (verified + 1, end)
+            progress[number] = (count + 1, end)
             name = f"{self.name}:dense" if dense else self.name
             hits.append(Hit(begin, end, rule.kind, name, blocks))
             if len(hits) > bounds.HITS:

@@ -27,7 +27,7 @@ def at(w: World) -> Settings:
 
 async def test_the_gateway_knows_names(tmp_path: Path) -> None:
     async with world(tmp_path, None, None) as w:
-        session = w.gateway.sessions.unsolicited("local", Hints("my-bot", ""), [], 0)
+        session = w.gateway.sessions.make_session("local", Hints("my-bot", ""), [], 0)
         w.gateway.begin(session)
         assert await asyncio.to_thread(newest_named, at(w), "my-bot") == session.id
         assert await asyncio.to_thread(newest_named, at(w), "another") is None

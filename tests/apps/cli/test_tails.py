@@ -16,17 +16,17 @@ def test_the_newest_lines_come_first_and_then_what_is_new(tmp_path: Path) -> Non
     log.write_text("one\ntwo\nthr")
     found = Tails(tmp_path)
     assert list(found.last(1)) == [LogLine("seal", "two")], "a line is given when it is whole"
-    assert list(found.new()) == []
+    assert list(found.next_lines()) == []
     with log.open("a") as file:
         file.write("ee\n\nfour\n")
     (tmp_path / "refine.log").write_text("new\n")
-    assert list(found.new()) == [
+    assert list(found.next_lines()) == [
         LogLine("refine", "new"),
         LogLine("seal", "three"),
         LogLine("seal", ""),
         LogLine("seal", "four"),
     ]
-    assert list(found.new()) == []
+    assert list(found.next_lines()) == []
 
 
 def test_a_log_that_is_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_a_log_that_is_begun_anew_is_read_from_its_beginning(tmp_path: Path) -> 
     fresh.write_text("two\nthree\n")
     os.replace(log, tmp_path / "seal.log.1")
     os.replace(fresh, log)
-    assert [line.text for line in found.new()] == ["two", "three"]
+    assert [line.text for line in found.next_lines()] == ["two", "three"]
     log.write_text("4\n")
-    assert [line.text for line in found.new()] == ["4"]
+    assert [line.text for line in found.next_lines()] == ["4"]
 
 
 def test_of_a_long_log_only_whole_lines_of_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

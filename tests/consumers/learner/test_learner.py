@@ -276,10 +276,10 @@ def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytes
     head = next(iter(it.bus.read(topic, 0)))
     entry = codec.decode_as("LedgerEntry", head.value or b"")
     from millrace.infra.log.base import Outgoing
-    from millrace.infra.log.history.ledger import chained
+    from millrace.infra.log.history.ledger import chain_entry
 
     with it.bus.publisher() as publisher:
-        forged = chained({**entry, "version": 1}, entry["hash"])  # type: ignore[typeddict-item]
+        forged = chain_entry({**entry, "version": 1}, entry["hash"])  # type: ignore[typeddict-item]
         publisher.publish(Outgoing(topic, b"1", codec.encode("LedgerEntry", forged))).result()
     with pytest.raises(LedgerError):
         it.learn(2)

@@ -13,7 +13,7 @@ from millrace.consumers.learner.version.collect import choose
 from millrace.consumers.learner.version.log import PolicyLog
 from millrace.infra.log.base import Outgoing, Place
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.history.places import GONE, Lost, PlaceReader
+from millrace.infra.log.history.places import GONE, LostRecord, PlaceReader
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.odd import records
@@ -119,4 +119,4 @@ def test_places_that_cannot_be_are_lost() -> None:
     bus, _ = begun()
     places = [Place("n.nowhere", 0, 0), Place(TOPICS["trajectories"], 7, 0), Place(TOPICS["trajectories"], 0, -1)]
     found = reader(bus).trajectories(places)
-    assert [isinstance(one, Lost) and one.reason for one in found] == [GONE] * 3
+    assert [isinstance(one, LostRecord) and one.reason for one in found] == [GONE] * 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from millrace.consumers.reloader.shell import base_of, outdated
+from millrace.consumers.reloader.shell import base_of, stale_adapters
 from millrace.infra.engines.base import LabelSpan, Sampling
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.vllm.control import VllmControl
@@ -220,8 +220,8 @@ def test_a_base_that_is_gone_or_changed_is_refused(tmp_path: Path) -> None:
 
 def test_what_no_request_can_need_goes() -> None:
     names = ["policy@1", "policy@2", "policy@3", "other@1", "tiny"]
-    assert outdated(names, "policy", 3, 2) == ["policy@1"]
-    assert outdated(names, "policy", 3, 9) == []
+    assert stale_adapters(names, "policy", 3, 2) == ["policy@1"]
+    assert stale_adapters(names, "policy", 3, 9) == []
 
 
 # ---- vLLM

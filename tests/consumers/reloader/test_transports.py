@@ -120,7 +120,7 @@ async def bring(way: Way, version: int) -> None:
     ready = await way.transport.prepare(way.engine, way.events[version], way.events, None)
     way.engine.paused, way.engine.label = True, "loading"
     await ready.load()
-    await way.transport.loaded(version)
+    await way.transport.on_load(version)
 
 
 async def test_the_engine_holds_the_learners_bytes(way: Way, chain: Chain) -> None:

@@ -41,10 +41,10 @@ def made() -> Whole:
     return whole(1)
 
 
-def selector(bus: Bus, *, what_is_left: bool = False) -> Selector:
+def selector(bus: Bus, *, accept_gaps: bool = False) -> Selector:
     allowed = clearance.today(SETTINGS, "branch")
     return Selector(
-        History(bus, NAMESPACE, POLICY), allowed, "local", ModelLimits(1 << 20, 1 << 20), what_is_left=what_is_left
+        History(bus, NAMESPACE, POLICY), allowed, "local", ModelLimits(1 << 20, 1 << 20), accept_gaps=accept_gaps
     )
 
 
@@ -79,8 +79,8 @@ def test_a_rule_over_a_history_that_lost_a_part_says_what_is_left(made: Whole) -
     bus, topic = without_two(made, "trajectories"), made.topic("trajectories")
     with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}\. --what-is-left goes on with that"):
         selector(bus).by_rule(lambda _: True)
-    found = selector(bus, what_is_left=True).by_rule(lambda _: True)
-    assert found.gone == [f"{topic}[0]: offsets 0 to 1 {LEFT}"]
+    found = selector(bus, accept_gaps=True).by_rule(lambda _: True)
+    assert found.gaps == [f"{topic}[0]: offsets 0 to 1 {LEFT}"]
     assert 0 < len(found.candidates) < len(selector(made.bus).by_rule(lambda _: True).candidates)
 
 
@@ -97,16 +97,16 @@ def test_the_command_that_judges_again_refuses_what_its_split_has_lost(
 
     monkeypatch.setattr(rejudge, "history", opened)
 
-    def run(split: str, *, what_is_left: bool) -> rejudge.RewardComparison:
-        asked = rejudge.RejudgeRequest("trial-1", "exact", "v2", "second", 1, 10.0, what_is_left)
+    def run(split: str, *, accept_gaps: bool) -> rejudge.RewardComparison:
+        asked = rejudge.RejudgeRequest("trial-1", "exact", "v2", "second", 1, 10.0, accept_gaps)
         selection = Selection(evaluation=split == "evaluation", train=split == "train")
         return rejudge.run(SETTINGS, asked, selection, lambda *_: None)
 
     with pytest.raises(HistoryGone, match=rf"{topic}\[0\]: offsets 0 to 1 {LEFT}"):
-        run(split, what_is_left=False)
-    other = run("train" if split == "evaluation" else "evaluation", what_is_left=False)
+        run(split, accept_gaps=False)
+    other = run("train" if split == "evaluation" else "evaluation", accept_gaps=False)
     assert other.verdicts > 0, "the topic of the other split is whole"
-    report = run(split, what_is_left=True)
+    report = run(split, accept_gaps=True)
     assert report.trajectories == sum(1 for _ in History(bus, NAMESPACE, POLICY).rows(kind))
     assert f"without {topic}[0]: offsets 0 to 1 {LEFT}" in rejudge.lines(report)
 

@@ -54,7 +54,7 @@ def config(home: Path) -> Settings:
 
 def select(asking: Asking, sql: str) -> SelectionResult:
     """What a selector makes of a query's answer."""
-    places, unknown = sql_selection.found(asking, sql_selection.one(sql), TOPICS)
+    places, unknown = sql_selection.find_places(asking, sql_selection.one(sql), TOPICS)
     found = selector(SEED).by_places(places)
     found.left_out[sql_selection.UNKNOWN] += unknown
     return found
@@ -65,7 +65,7 @@ def rows() -> list[tuple[str, Place]]:
 
 
 def test_places_come_in_the_order_of_the_rows(asking: Asking) -> None:
-    places, unknown = sql_selection.found(
+    places, unknown = sql_selection.find_places(
         asking, "SELECT * FROM trajectories WHERE split = 'train' ORDER BY off, part", TOPICS
     )
     assert places == sorted((place for _, place in rows()), key=lambda p: (p.offset, p.partition))
@@ -76,23 +76,23 @@ def test_ids_are_looked_up_and_those_of_nobody_counted(asking: Asking) -> None:
     some = dict(rows()[::2])
     listed = ", ".join(f"'{name}'" for name in reversed(some))
     sql = f"SELECT arrayJoin([{listed}, 'nobody', {listed}]) AS trajectory"
-    assert sql_selection.found(asking, sql, TOPICS) == ([*reversed(some.values())], 1)
-    by_view = sql_selection.found(asking, "SELECT id FROM millrace_log.trajectories ORDER BY part, off", TOPICS)
+    assert sql_selection.find_places(asking, sql, TOPICS) == ([*reversed(some.values())], 1)
+    by_view = sql_selection.find_places(asking, "SELECT id FROM millrace_log.trajectories ORDER BY part, off", TOPICS)
     assert by_view == ([place for _, place in sorted(rows(), key=lambda one: one[1])], 0)
     sql = f"SELECT trajectory, count() FROM steps WHERE trajectory = '{rows()[0][0]}' GROUP BY ALL"
-    assert sql_selection.found(asking, sql, TOPICS) == ([rows()[0][1]], 0), "as any view names them"
+    assert sql_selection.find_places(asking, sql, TOPICS) == ([rows()[0][1]], 0), "as any view names them"
 
 
 def test_many_ids_are_looked_up_in_parts(asking: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = sql_selection.found(asking, "SELECT trajectory FROM trajectories", TOPICS)
+    whole = sql_selection.find_places(asking, "SELECT trajectory FROM trajectories", TOPICS)
     monkeypatch.setattr(sql_selection, "AT_ONCE", 3)
-    assert sql_selection.found(asking, "SELECT trajectory FROM trajectories", TOPICS) == whole
+    assert sql_selection.find_places(asking, "SELECT trajectory FROM trajectories", TOPICS) == whole
     assert len(whole[0]) > 6
 
 
 def test_an_empty_answer_is_nothing(asking: Asking) -> None:
-    assert sql_selection.found(asking, "SELECT topic, part, off FROM trajectories WHERE 0", TOPICS) == ([], 0)
-    assert sql_selection.found(asking, "SELECT 1 AS a WHERE 0", TOPICS) == ([], 0)
+    assert sql_selection.find_places(asking, "SELECT topic, part, off FROM trajectories WHERE 0", TOPICS) == ([], 0)
+    assert sql_selection.find_places(asking, "SELECT 1 AS a WHERE 0", TOPICS) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_question_asks_the_warehouse_of_the_deployment(
         sql_selection.question(config(tmp_path), sql)(chosen)
     monkeypatch.setattr(sql_selection, "open_asking", lambda settings, overdue: nullcontext(asking))
     found = sql_selection.question(config(tmp_path), sql, lambda trajectory: trajectory["sample"] == 0)(chosen)
-    places, _ = sql_selection.found(asking, sql_selection.one(sql), TOPICS)
+    places, _ = sql_selection.find_places(asking, sql_selection.one(sql), TOPICS)
     whole = chosen.by_places(places).candidates
     assert found.candidates == [one for one in whole if one.sample == 0]
     assert 0 < len(found.candidates) < len(whole)

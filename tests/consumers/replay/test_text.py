@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.replay import text
-from millrace.consumers.replay.text import Texts, Writer, joined
+from millrace.consumers.replay.text import Texts, Writer, join_replies
 from millrace.dialects import dialogue
 from millrace.dialects.rendering import foreign_reply
 from millrace.dialects.rendering.choose import choose
@@ -94,7 +94,7 @@ def test_a_conversation_is_one_sample_where_the_form_goes_on_exactly(folder: Pat
     found = of.texts(record(calls), calls)
     (sample,) = found.samples
     assert trained(of, sample) == [THOUGHT + LOOKED, RAINS, "Sun.<|im_end|>"]
-    assert (found.replies, found.refused) == (3, Counter())
+    assert (found.replies, found.refusals) == (3, Counter())
     assert set(sample.versions.tolist()) == {-1}
     assert set(sample.logprobs.tolist()) == {0.0}
 
@@ -136,9 +136,9 @@ def test_what_may_not_be_imitated_is_passed_over_by_name(folder: Path, changed: 
     one = call("a", [user("x")], SAYS, **changed)
     found = writer(folder).texts(record([one]), [one])
     if why is None:  # text that looks like a mark: whatever it is, it is what was said, or it is refused
-        assert found.replies + found.refused.total() == 1
+        assert found.replies + found.refusals.total() == 1
         return
-    assert (found.samples, found.refused) == ([], Counter([why] if why else []))
+    assert (found.samples, found.refusals) == ([], Counter([why] if why else []))
 
 
 def test_a_reply_counts_once_and_not_where_another_took_its_place(folder: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_reply_counts_once_and_not_where_another_took_its_place(folder: Path) 
     assert writer(folder).texts(record([first, again]), [first, again]).replies == 1
     other = call("b", [user("x")], LOOKS, supersedes="a")
     found = writer(folder).texts(record([first, other]), [first, other])
-    assert (found.replies, found.refused) == (1, Counter([text.SUPERSEDED]))
+    assert (found.replies, found.refusals) == (1, Counter([text.HAS_SUCCESSOR]))
 
 
 def test_what_took_it_out_of_its_sample_takes_it_out_of_text(folder: Path) -> None:
@@ -168,12 +168,12 @@ def test_what_the_model_cannot_take_is_passed_over(folder: Path) -> None:
         (writer(folder, longest=20), foreign_reply.TOO_LONG),
         (writer(folder, vocabulary=9), text.UNKNOWN_ID),
     ):
-        assert of.texts(record([one]), [one]).refused == Counter([why])
+        assert of.texts(record([one]), [one]).refusals == Counter([why])
 
     def none() -> Any:
         raise ConfigError("it has no chat template")
 
-    assert Writer(none, 9, 9).texts(record([one]), [one]).refused == Counter(["it has no chat template"])
+    assert Writer(none, 9, 9).texts(record([one]), [one]).refusals == Counter(["it has no chat template"])
 
 
 END = 9
@@ -188,7 +188,7 @@ def test_every_reply_trains_once_behind_its_own_prompt(turns: Any) -> None:
     for back, prompt, reply in turns:
         past = replies[back] if 0 <= back < len(replies) else Spoken([], [])
         replies.append(Spoken([*past.prompt, *past.reply, *prompt], [*reply, END]))
-    found = joined(replies)
+    found = join_replies(replies)
     left = Counter({(tuple(one.prompt), tuple(one.reply)): 1 for one in replies})
     for tokens, mask, count in found:
         assert len(tokens) == len(mask)

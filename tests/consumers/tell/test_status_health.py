@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millrace.consumers.tell.status import StatusWatch, awaited, wrong
+from millrace.consumers.tell.status import StatusWatch, steps_ahead, wrong
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.infra.workers import status
@@ -29,18 +29,18 @@ def states(**words: str) -> list[ProgramState]:
 
 def test_a_deployment_without_a_version_waits_and_is_well(watch: StatusWatch) -> None:
     running = states(broker="RUNNING", refine="STARTING")
-    assert awaited(watch, running, NOW) == [
+    assert steps_ahead(watch, running, NOW) == [
         "refine to start",
         "version 0 (`millrace policy create --model DIR` writes it)",
     ]
     assert not wrong(watch, running, {})
     watch.began = True
-    assert awaited(watch, states(broker="RUNNING"), NOW) == []
+    assert steps_ahead(watch, states(broker="RUNNING"), NOW) == []
     assert not wrong(watch, states(broker="RUNNING"), {})
 
 
 def test_a_broker_has_the_time_to_start_and_no_more() -> None:
-    assert awaited(UNREACHED, states(broker="STARTING"), NOW) == ["broker to start", "the topics"]
+    assert steps_ahead(UNREACHED, states(broker="STARTING"), NOW) == ["broker to start", "the topics"]
     assert not wrong(UNREACHED, states(broker="STARTING"), {})
     assert wrong(UNREACHED, states(broker="RUNNING"), {})
     assert wrong(UNREACHED, states(seal="STARTING"), {}), "the broker is another's"
@@ -51,7 +51,7 @@ def test_waiting_excuses_nothing_that_is_wrong(watch: StatusWatch, word: str) ->
     assert wrong(watch, states(broker="RUNNING", refine=word), {})
     assert wrong(watch, [ProgramState("refine", "STARTING", 5, 3.0, "KeyError", 7, failing=True)], {})
     assert wrong(watch, states(broker="RUNNING"), {"refine": 40.0})
-    assert awaited(watch, [], NOW) == []
+    assert steps_ahead(watch, [], NOW) == []
     assert wrong(watch, [], {})
 
 
@@ -64,10 +64,10 @@ def test_an_engine_that_does_not_answer_yet_is_waited_for(watch: StatusWatch) ->
     engine = codec.decode_named("WorkerStatus", said.value or b"")
     watch.workers["engine-a"] = engine
     running = states(broker="RUNNING", engine="RUNNING")
-    assert awaited(watch, running, engine["time"]) == [
+    assert steps_ahead(watch, running, engine["time"]) == [
         "the engine at http://a:1 to load its model (it does not answer yet)"
     ]
     assert not wrong(watch, running, {})
-    assert awaited(watch, running, engine["expires_at"]) == []
+    assert steps_ahead(watch, running, engine["expires_at"]) == []
     watch.workers["engine-a"] = {**engine, "error": None}
-    assert awaited(watch, running, engine["time"]) == [], "it answers, and its first version is loaded"
+    assert steps_ahead(watch, running, engine["time"]) == [], "it answers, and its first version is loaded"

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from millrace.consumers.tell.status import StatusWatch, learning, processes, silent, spark, workers
+from millrace.consumers.tell.status import StatusWatch, learning, processes, silent_workers, spark, workers
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.machine.supervisor import ProgramState
 
@@ -60,10 +60,10 @@ def test_a_policy_at_work(watch: StatusWatch) -> None:
 
 def test_what_is_asked_for_and_not_in_force_is_shown(watch: StatusWatch) -> None:
     watch.in_force.update(batch=64, eta=2)
-    text = shown(learning(watch, asked={"batch": 16, "eta": 2, "release": "soft"}))
+    text = shown(learning(watch, settings={"batch": 16, "eta": 2, "release": "soft"}))
     assert "asked 16, in force 64" in text
     watch.in_force["group_size"] = 4
-    assert "group_size  asked 8, in force 4" in shown(learning(watch, asked={"group_size": 8}))
+    assert "group_size  asked 8, in force 4" in shown(learning(watch, settings={"group_size": 8}))
     assert "eta" not in text
     assert "release" not in text
 
@@ -127,7 +127,7 @@ def test_a_worker_that_runs_without_a_word_in_the_log_is_shown_as_silent(watch: 
         "ended": {**here, "pid": 1, "expires_at": lapsed, "state": "stopped"},
     }
     states = [ProgramState(str(pid), "RUNNING", pid, up, "") for pid, up in ((1, 500.0), (2, 500.0), (3, 10.0))]
-    assert silent(watch, now, states) == {"frozen": 40.0}
+    assert silent_workers(watch, now, states) == {"frozen": 40.0}
     text = shown(workers(watch, now, states))
     assert "silent for 40 s" in text
     assert "well" in text

@@ -128,7 +128,7 @@ def test_a_namespace_without_topics_knows_nothing() -> None:
     text, known = explain_in(PolicyTopics(world().bus, "elsewhere", POLICY), "1")
     assert "Nothing is known of" in text
     assert not known
-    assert explain_in(PolicyTopics(world().bus, NS, POLICY), "1").known
+    assert explain_in(PolicyTopics(world().bus, NS, POLICY), "1").is_known
 
 
 @pytest.mark.parametrize("wanted", ["²", "٣", "9" * 5000, "\udcff", "\ud800x", "-1", "\x00"])
@@ -146,7 +146,7 @@ def test_a_group_may_be_called_by_any_digits(name: str) -> None:
     partition = partition_of(name, made.bus.partitions(made.topic("trajectories")))
     made.append("trajectories", "Trajectory", {**sample, "group": name, "id": "named"}, name, partition)
     told = explain_in(PolicyTopics(made.bus, NS, POLICY), name)
-    assert told.known
+    assert told.is_known
     assert f"sealed as sample {sample['sample']}" in told.text
 
 

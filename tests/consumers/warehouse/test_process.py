@@ -55,7 +55,7 @@ def rows(settings: Settings) -> int:
 
 def taken_in(settings: Settings) -> int:
     """Rows that the process gives to whoever asks it; -1 while it does not answer."""
-    union = " UNION ALL ".join(f"SELECT off FROM {table.full}" for table in TABLES if table.name != "workers")
+    union = " UNION ALL ".join(f"SELECT off FROM {table.full_name}" for table in TABLES if table.name != "workers")
     try:
         with open_asking(settings) as asking:
             return int(asking.table(f"SELECT count() AS found FROM ({union})")["found"][0].as_py())

@@ -29,7 +29,7 @@ from tests.support.stores import SERVERS, server_url
 
 def places(server: Server) -> list[tuple[str, int, int]]:
     """Of every row, doubled ones too."""
-    union = " UNION ALL ".join(f"SELECT topic, part, off FROM {table.full}" for table in TABLES)
+    union = " UNION ALL ".join(f"SELECT topic, part, off FROM {table.full_name}" for table in TABLES)
     return [row for row in server.rows(f"SELECT * FROM ({union})") if not row[0].endswith(".workers")]
 
 

@@ -21,8 +21,8 @@ from tests.support.history_records import POLICY
 GONE = "are neither in the topic nor in the archive; what is left begins at"
 
 
-def exported(bus: Bus, out: Path, *, what_is_left: bool = False) -> ExportSummary:
-    return export_from(History(bus, NS, POLICY), "jsonl", out, Selection(), "local", what_is_left=what_is_left)
+def exported(bus: Bus, out: Path, *, accept_gaps: bool = False) -> ExportSummary:
+    return export_from(History(bus, NS, POLICY), "jsonl", out, Selection(), "local", accept_gaps=accept_gaps)
 
 
 def test_a_log_that_was_cut_gives_the_same_file(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_trajectories_that_are_nowhere_are_refused_with_what_is_left(tmp_path: P
     with pytest.raises(ExportError, match=rf"{topic}\[0\]: offsets 0 to 2 {GONE} 3\. --what-is-left"):
         exported(made.bus, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-    summary = exported(made.bus, tmp_path / "out", what_is_left=True)
+    summary = exported(made.bus, tmp_path / "out", accept_gaps=True)
     assert summary.gone == [f"{topic}[0]: offsets 0 to 2 {GONE} 3"]
     assert summary.exported
 

@@ -105,5 +105,5 @@ def test_layouts_of_text_and_imitation_hold_whole_lessons_alone(
         calls_of_row = [one for one in events if one["kind"] == "model_call"]
         texts = writer.texts(row.record, calls_of_row)
         is_lesson = not expected[row["id"]]
-        assert not is_lesson or (texts.replies > 0 and not texts.refused), expected
+        assert not is_lesson or (texts.replies > 0 and not texts.refusals), expected
         assert is_lesson or texts.replies < len(calls_of_row) or not calls_of_row

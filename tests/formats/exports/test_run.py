@@ -185,13 +185,13 @@ def test_memory_does_not_grow_with_the_history(tmp_path: Path) -> None:
 
 
 def test_a_draft_becomes_the_file_or_goes(tmp_path: Path) -> None:
-    with durable.drafted(tmp_path / "file") as draft:
+    with durable.drafting(tmp_path / "file") as draft:
         draft.write_text("whole")
         assert not (tmp_path / "file").exists()
     assert (tmp_path / "file").read_text() == "whole"
-    with pytest.raises(FileExistsError), durable.drafted(tmp_path / "file") as draft:
+    with pytest.raises(FileExistsError), durable.drafting(tmp_path / "file") as draft:
         draft.write_text("other")
-    with suppress(ValueError), durable.drafted(tmp_path / "folder") as draft:
+    with suppress(ValueError), durable.drafting(tmp_path / "folder") as draft:
         draft.mkdir()
         (draft / "inside").write_text("x")
         raise ValueError

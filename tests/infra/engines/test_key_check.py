@@ -14,7 +14,7 @@ from starlette.routing import Route
 from millrace.infra.config import load
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.inprocess.control import InprocessControl
-from millrace.infra.engines.key_check import KEY, REFUSAL, Keyed
+from millrace.infra.engines.key_check import KEY, REFUSAL, KeyCheck
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.engines.vllm.engine import VllmEngine
@@ -55,7 +55,7 @@ async def test_only_the_key_opens_and_health_is_open(
 
     monkeypatch.setenv(KEY, WORD)
     routes = [Route(name, answer) for name in ("/collective_rpc", "/inference/v1/generate", "/health")]
-    transport = httpx.ASGITransport(Keyed(Starlette(routes=routes)))
+    transport = httpx.ASGITransport(KeyCheck(Starlette(routes=routes)))
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         got = await client.get(path, headers={"authorization": given} if given else {})
     assert got.status_code == status
@@ -66,7 +66,7 @@ async def test_only_the_key_opens_and_health_is_open(
 def test_vllm_gets_the_key_by_its_environment_alone(tmp_path: Path) -> None:
     one = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cuda", key=WORD)
     words = " ".join(one.command())
-    assert "--middleware millrace.infra.engines.key_check.Keyed" in words
+    assert "--middleware millrace.infra.engines.key_check.KeyCheck" in words
     assert WORD not in words
     assert one.environment()[KEY] == WORD
     bare = Vllm(tmp_path, "http://127.0.0.1:1", "m", "tiny", device="cuda")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.infra.engines.upstream import Longest, TextUpstream, as_sent
+from millrace.infra.engines.upstream import Longest, TextUpstream, header_value
 from millrace.infra.errors import EngineUnavailable
 from tests.support.fake_http import Script, answer, serving
 
@@ -77,7 +77,7 @@ async def test_what_is_not_compressed_as_it_says_is_no_answer(encoding: str) -> 
 
 @given(st.binary())
 def test_a_header_passes_byte_for_byte_or_not_at_all(value: bytes) -> None:
-    sent = as_sent(value.decode(errors="surrogateescape"))
+    sent = header_value(value.decode(errors="surrogateescape"))
     control = any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value)
     assert sent is None if control else sent is not None and sent.encode("latin-1") == value
 

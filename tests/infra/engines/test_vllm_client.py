@@ -273,13 +273,13 @@ async def test_an_adapter_that_is_gone_is_an_engine_that_is_not_ready() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_is_long_is_read_beside_the_loop(streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, threads = VllmEngine._understood, []
+    read, threads = VllmEngine._parse, []
 
     def told(self: VllmEngine, data: bytes, sampling: Sampling) -> tuple[list[Chunk], Usage | None]:
         threads.append((len(data) >= HEAVY, threading.current_thread() is threading.main_thread()))
         return read(self, data, sampling)
 
-    monkeypatch.setattr(VllmEngine, "_understood", told)
+    monkeypatch.setattr(VllmEngine, "_parse", told)
     long = choice([4] * 2000, "stop")
     script = (
         stream(event(long), event(usage=USAGE), b"data: [DONE]\n\n")

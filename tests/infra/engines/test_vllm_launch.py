@@ -22,7 +22,7 @@ from millrace.infra.engines.vllm.launch import (
     ONE_PROCESS,
     Vllm,
     adapter_arguments,
-    installed,
+    build_here,
 )
 from millrace.infra.errors import ConfigError, EngineRejected, ServiceError
 from millrace.infra.machine.local import adapter_room
@@ -77,7 +77,7 @@ def test_it_runs_on_what_the_build_is_for(
     monkeypatch: pytest.MonkeyPatch, builds: set[str], gpu: bool, wanted: Device, device: str
 ) -> None:
     machine(monkeypatch, builds, gpu)
-    assert installed(wanted) == device
+    assert build_here(wanted) == device
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_wrong_build_is_refused_with_what_to_run(
 ) -> None:
     machine(monkeypatch, builds, gpu)
     with pytest.raises(ServiceError, match=says):
-        installed(wanted)
+        build_here(wanted)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ServiceError, match=says):
         Vllm(tmp_path / "home", "http://127.0.0.1:1", str(tmp_path), "tiny", device=wanted).prepare()

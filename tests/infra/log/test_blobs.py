@@ -137,7 +137,7 @@ def test_a_kill_at_any_point_leaves_nothing_half_claimed(point: str, tmp_path: P
         done = subprocess.run([sys.executable, "-c", STORE, str(tmp_path)], env=environment, timeout=120)
         assert done.returncode in (-signal.SIGKILL, 0), "0: an earlier one had stored it"
         for path in tmp_path.rglob("*"):
-            assert path.is_dir() or durable.meant(path.name) or path.read_bytes() == b"data" * 1000
+            assert path.is_dir() or durable.final_name(path.name) or path.read_bytes() == b"data" * 1000
     store = ClaimStore(str(tmp_path))
     claim = store.store("Event", b"data" * 1000)
     assert list(store.older(LATER)) == [claim["sha256"]]

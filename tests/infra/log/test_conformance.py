@@ -69,8 +69,8 @@ def gather(reader: Member | Tail, count: int) -> list[Record]:
 def join(member: Member, count: int) -> MemberToken:
     """Poll until the member owns that many partitions."""
     deadline = time.monotonic() + PATIENCE_S
-    while len(member.assigned()) != count:
-        assert time.monotonic() < deadline, f"owns {member.assigned()}, not {count}"
+    while len(member.assignment()) != count:
+        assert time.monotonic() < deadline, f"owns {member.assignment()}, not {count}"
         assert member.poll(100, 0.05) == []
     return member.token()
 
@@ -88,7 +88,7 @@ def test_since_says_from_where_on_a_time_lies(bus: Bus, topic: Topic) -> None:
     assert bus.since(name, 0) == {0: 0, 1: 0}
     assert bus.since(name, late)[0] == 2
     assert bus.since(name, records[1].timestamp + 1)[0] == 2, "a moment between two records"
-    assert bus.since(name, late + 10**9) == bus.written(name)
+    assert bus.since(name, late + 10**9) == bus.log_ends(name)
     with pytest.raises(TopicError):
         bus.since("nowhere", 0)
 
@@ -209,14 +209,14 @@ def test_an_open_transaction_hides_itself_and_what_follows(bus: Bus, topic: Topi
         assert sent.place == Place(name, 0, 1)
         put(bus, name, b"c")
         assert bus.ends(name) == {0: 1}
-        assert bus.written(name) == {0: 3}
-        assert not bus.settled(name, 0)
+        assert bus.log_ends(name) == {0: 3}
+        assert not bus.is_settled(name, 0)
         assert values(list(bus.read(name, 0))) == [b"a"]
         assert bus.fetch([Place(name, 0, 1), Place(name, 0, 2)]) == [None, None]
         transactor.commit({}, None)
     assert eventually(bus, name, 3) == [b"a", b"b", b"c"]
-    assert bus.settled(name, 0)
-    assert bus.ends(name) == bus.written(name)
+    assert bus.is_settled(name, 0)
+    assert bus.ends(name) == bus.log_ends(name)
 
 
 def test_the_place_of_a_record_is_unknown_before_the_flush(bus: Bus, topic: Topic) -> None:
@@ -328,15 +328,15 @@ def test_offsets_are_committed_with_the_records(bus: Bus, topic: Topic) -> None:
         records: list[Record] = []
         while len(records) < 2:
             records += member.poll(10, 0.05)
-        assert member.committed({0, 1}) == {}
+        assert member.committed_offsets({0, 1}) == {}
         transactor.begin()
         transactor.send(Outgoing(sink, b"k", b"out", partition=0))
         transactor.commit({(source, 0): 2}, member.token())
-        assert member.committed({0, 1}) == {0: 2}
+        assert member.committed_offsets({0, 1}) == {0: 2}
         transactor.begin()
         transactor.send(Outgoing(sink, b"k", b"undone", partition=0))
         transactor.abort()
-        assert member.committed({0}) == {0: 2}
+        assert member.committed_offsets({0}) == {0: 2}
     assert eventually(bus, sink, 1) == [b"out"]
 
 
@@ -404,9 +404,9 @@ def test_offsets_in_doubt_are_not_answered(bus: Bus, topic: Topic, monkeypatch: 
             dying.commit({(source, 0): 7}, token)
         monkeypatch.setattr("millrace.infra.faults._hook", None)
         with pytest.raises(UnreachableError):
-            member.committed({0})
+            member.committed_offsets({0})
         bus.transactor(owner).close()
-        assert member.committed({0}) == {}
+        assert member.committed_offsets({0}) == {}
         dying.close()
 
 
@@ -416,8 +416,8 @@ def test_offsets_in_doubt_are_not_answered(bus: Bus, topic: Topic, monkeypatch: 
 def settle(members: list[Member], counts: list[int]) -> None:
     """Poll all members until they own that many partitions each."""
     deadline = time.monotonic() + PATIENCE_S
-    while [len(member.assigned()) for member in members] != counts:
-        assert time.monotonic() < deadline, [member.assigned() for member in members]
+    while [len(member.assignment()) for member in members] != counts:
+        assert time.monotonic() < deadline, [member.assignment() for member in members]
         for member in members:
             member.poll(100, 0.02)
 
@@ -437,11 +437,11 @@ def test_partitions_are_shared_and_taken_over(bus: Bus, topic: Topic) -> None:
     assert seen == [("first gains", {0, 1, 2, 3})]
     second = bus.member(group, name, client_id="second", **follow("second"))  # type: ignore[arg-type]
     settle([first, second], [2, 2])
-    assert first.assigned() | second.assigned() == {0, 1, 2, 3}
-    assert ("second gains", second.assigned()) in seen
-    assert ("first loses", second.assigned()) in seen
+    assert first.assignment() | second.assignment() == {0, 1, 2, 3}
+    assert ("second gains", second.assignment()) in seen
+    assert ("first loses", second.assignment()) in seen
     rows = {row.client_id: {p for _, p in row.partitions} for row in bus.group(group).members}
-    assert rows == {"first": first.assigned(), "second": second.assigned()}
+    assert rows == {"first": first.assignment(), "second": second.assignment()}
     first.close()
     settle([second], [4])
     assert bus.group(group).stable
@@ -490,7 +490,7 @@ def test_paused_partitions_stay_owned(bus: Bus, topic: Topic) -> None:
         member.seek(0, 0)
         member.seek(1, 0)
         assert values(gather(member, 1)) == [b"x"]
-        assert member.assigned() == {0, 1}
+        assert member.assignment() == {0, 1}
         member.resume({0})
         assert values(gather(member, 1)) == [b"a"]
 
@@ -505,7 +505,7 @@ def test_an_expelled_member_comes_back_as_another(bus: Bus, topic: Topic) -> Non
         assert bus.expel(group, token.member_id)
         assert not bus.expel(group, token.member_id)
         deadline = time.monotonic() + PATIENCE_S
-        while not lost or len(member.assigned()) != 2:
+        while not lost or len(member.assignment()) != 2:
             assert time.monotonic() < deadline
             member.poll(10, 0.05)
         assert member.token().member_id != token.member_id

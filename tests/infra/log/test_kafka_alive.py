@@ -58,7 +58,7 @@ def test_only_who_hears_nothing_while_we_run_and_others_are_answered_is_lost(
             continue
         proofs = proofs + 1 if answered else 0
         fair_since = fair_since if answered else now
-        assert vigil.proven(now, answered) == (proofs >= 2)
+        assert vigil.are_lost(now, answered) == (proofs >= 2)
 
 
 def test_a_client_that_nobody_asks_is_never_silent() -> None:
@@ -66,16 +66,16 @@ def test_a_client_that_nobody_asks_is_never_silent() -> None:
     pulse = Pulse("x", clock=lambda: now[0])
     now[0] += 1000
     assert pulse.silent_s(now[0]) == 0
-    pulse.asked()
+    pulse.note_wait()
     assert pulse.silent_s(now[0]) == 0, "the wait begins with the first question"
     for _ in range(30):
         now[0] += 1
-        pulse.asked()
+        pulse.note_wait()
     assert pulse.silent_s(now[0]) == 30
-    pulse.reported('{"rx": 5}')
+    pulse.note_report('{"rx": 5}')
     assert pulse.silent_s(now[0]) == 0
     now[0] += 1
-    pulse.reported('{"rx": 5}')
+    pulse.note_report('{"rx": 5}')
     assert pulse.silent_s(now[0]) == 1, "the same count is no answer"
 
 
@@ -202,7 +202,7 @@ def test_every_client_that_the_broker_forgot_is_made_anew(
                     for name, reader in (("tail", tail), ("member", member)):
                         seen[name] += [record.value or b"" for record in reader.poll(100, 0.1)]
 
-            until(lambda: all(len(found) == 2 for found in seen.values()) and member.assigned() == {0, 1})
+            until(lambda: all(len(found) == 2 for found in seen.values()) and member.assignment() == {0, 1})
             front.forget()
             soon_suspected(bus)
             lost = gapless.publish(Outgoing("t", b"k", b"gapless lost", partition=1))

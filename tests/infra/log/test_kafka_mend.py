@@ -77,10 +77,10 @@ def test_brokers_that_do_not_know_the_requests_are_left_alone(caplog: pytest.Log
         threading.Thread(target=serve, daemon=True).start()
         cluster = SimpleNamespace(brokers={1: SimpleNamespace(host=host, port=port)}, topics={})
         mender = Mender(lambda: cluster, lambda wheres: {}, list, "n.")
-        assert not mender.able()
+        assert not mender.can_mend()
         assert "do not answer requests [27, 61, 65]" in caplog.text
         mender.close()
-        assert not mender.able(), "asked once"
+        assert not mender.can_mend(), "asked once"
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) ->
             transactor = bus.transactor("n.t")
             expected: list[bytes] = []
             for number, commits in enumerate([True, False, True, True]):
-                while not member.assigned():
+                while not member.assignment():
                     member.poll(1, 0.1)
                 transactor.begin()
                 for partition in range(3):
@@ -112,9 +112,9 @@ def test_kills_right_after_a_decision_hide_and_reveal_nothing(tmp_path: Path) ->
                 assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
                 member.close()
                 member = bus.member("n.g", "n.in", on_assign=lambda gained: dict.fromkeys(gained, LATEST))
-                while not member.assigned():
+                while not member.assignment():
                     member.poll(1, 0.1)
-                assert member.committed({0}) == {0: int(expected[-1]) + 1}
+                assert member.committed_offsets({0}) == {0: int(expected[-1]) + 1}
             transactor.close()
             member.close()
 
@@ -130,7 +130,7 @@ def test_a_new_owner_ends_what_its_id_left_before_it_writes(tmp_path: Path) -> N
             expected: list[bytes] = []
             for number, commits in enumerate([True, False, True]):
                 with bus.transactor("n.t") as transactor:
-                    assert all(bus.settled("n.x", p) for p in range(3))
+                    assert all(bus.is_settled("n.x", p) for p in range(3))
                     assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
                     transactor.begin()
                     decide_and_kill(transactor, broker, number, expected, commits=commits)
@@ -184,7 +184,7 @@ def settle(bus: KafkaBus) -> None:
     quiet = 0
     while quiet < 4:
         assert time.monotonic() < deadline, "not settled"
-        settled = bus.mend() == 0 and all(bus.settled("n.x", p) for p in range(3))
+        settled = bus.mend() == 0 and all(bus.is_settled("n.x", p) for p in range(3))
         quiet = quiet + 1 if settled else 0
         time.sleep(0.2)
 
@@ -198,12 +198,12 @@ def test_what_is_open_in_earnest_is_not_touched(broker: str) -> None:
             transactor.begin()
             transactor.send(Outgoing("mend.open", b"", b"a", partition=0))
             transactor.flush()
-            assert not bus.settled("mend.open", 0)
+            assert not bus.is_settled("mend.open", 0)
             for _ in range(3):
                 assert bus.mend() == 0
             transactor.commit({}, None)
         deadline = time.monotonic() + 120
-        while not bus.settled("mend.open", 0):
+        while not bus.is_settled("mend.open", 0):
             assert time.monotonic() < deadline
         assert [record.value for record in bus.read("mend.open", 0)] == [b"a"]
 
@@ -214,33 +214,33 @@ def test_a_trail_ends_where_the_transaction_does(broker: str) -> None:
     with KafkaBus(broker) as bus:
         bus.ensure_topics([TopicSpec("trail.x", 2), TopicSpec("trail.in", 1)])
         groups = ["t.g", "n660ba032a0.counter", "n1.seal", "a"]  # hashes of both signs
-        mender = Mender(bus._cluster, bus._unsettled, bus._states, "trail.")
+        mender = Mender(bus._cluster, bus._open_ends, bus._states, "trail.")
         with bus.transactor("trail.t") as transactor:
             producer = mender.producer_of("trail.t")
             assert producer is not None
-            assert mender.able()
+            assert mender.can_mend()
             assert mender.producer_of("trail.nobody") is None
             for group in groups:
                 trail = Trail(mender, "trail.t")
                 with bus.member(group, "trail.in") as member:
-                    while not member.assigned():
+                    while not member.assignment():
                         member.poll(1, 0.1)
                     transactor.begin()
                     transactor.send(Outgoing("trail.x", b"", b"a", partition=0))
                     transactor.flush()
                     trail.wrote("trail.x", 0)
-                    trail.moved(group)
-                    assert mender.ended(producer, [("trail.x", 0), ("trail.x", 1), ("trail.gone", 0)]) == {
+                    trail.add_group(group)
+                    assert mender.wheres_at_rest(producer, [("trail.x", 0), ("trail.x", 1), ("trail.gone", 0)]) == {
                         ("trail.x", 1)
                     }
-                    assert ("trail.x", 0) in trail.left()
+                    assert ("trail.x", 0) in trail.open_wheres()
                     offsets = mender.offsets_of(group)
                     before = bus.ends(OFFSETS)[offsets[1]]
                     transactor.commit({("trail.in", 0): 0}, member.token())
                 deadline = time.monotonic() + 120
-                while trail.left():
-                    assert time.monotonic() < deadline, trail.left()
+                while trail.open_wheres():
+                    assert time.monotonic() < deadline, trail.open_wheres()
                 while not any(group.encode() in record.key for record in bus.read(*offsets, before)):
                     assert time.monotonic() < deadline, f"no offset of {group} in {offsets} from {before}"
         mender.close()
-        assert mender.ended(producer, [("trail.x", 1)]) == {("trail.x", 1)}  # hung up, it calls again
+        assert mender.wheres_at_rest(producer, [("trail.x", 1)]) == {("trail.x", 1)}  # hung up, it calls again

@@ -260,7 +260,7 @@ def test_the_bus_works_with_tls_and_a_password(machine: Machine, owner: str) -> 
             transactor.flush()
             transactor.commit({(name, 0): 3}, member.token())
             assert sent.place.offset == 3
-            assert member.committed({0}) == {0: 3}
+            assert member.committed_offsets({0}) == {0: 3}
             (row,) = bus.group(f"{name}.g").members
             assert bus.expel(f"{name}.g", row.member_id) is False
             assert bus.group(f"{name}.g").members == (row,)

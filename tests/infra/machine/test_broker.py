@@ -13,13 +13,13 @@ from millrace.infra.config import load
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine import local
 from millrace.infra.machine.broker import Broker, _random_id, answers
-from millrace.infra.machine.jars import class_path, locked
+from millrace.infra.machine.jars import class_path, locked_jars
 from millrace.infra.process.net import free_ports
 from tests.chaos.disk import Disk
 
 
 def test_the_lock_names_each_jar_once_with_its_hash() -> None:
-    jars = locked()
+    jars = locked_jars()
     assert len({jar.name for jar in jars}) == len(jars)
     assert all(len(jar.sha256) == 64 for jar in jars)
     assert any(jar.artifact == "kafka_2.13" for jar in jars)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.machine import class_archive
 from millrace.infra.machine.broker import Broker
-from millrace.infra.machine.class_archive import flags, place, seal, whole
+from millrace.infra.machine.class_archive import flags, is_intact, place, seal
 from millrace.infra.machine.jars import class_path
 from millrace.infra.machine.java import java
 from millrace.infra.machine.make_class_archive import make
@@ -72,14 +72,14 @@ def test_only_the_bytes_that_were_made_are_mapped(made: bytes, found: bytes, sea
         archive = Path(folder) / "a.jsa"
         archive.write_bytes(made)
         seal(archive)
-        assert whole(archive)
+        assert is_intact(archive)
         archive.write_bytes(found)
-        assert whole(archive) == (found == made)
+        assert is_intact(archive) == (found == made)
         if sealed is not None:
             (Path(folder) / "a.jsa.sha256").write_bytes(sealed)
-            assert whole(archive) == (sealed == hashlib.sha256(found).hexdigest().encode())
+            assert is_intact(archive) == (sealed == hashlib.sha256(found).hexdigest().encode())
         archive.unlink()
-        assert not whole(archive)
+        assert not is_intact(archive)
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_who_has_no_key_is_not_let_in_and_who_has_it_mends(tmp_path: Path) -> No
             bus.transactor("n.t").close()
             assert [[r.value for r in bus.read("n.x", p)] for p in range(3)] == [expected] * 3
             with bus.member("n.group", "n.g") as member:
-                while not member.assigned():
+                while not member.assignment():
                     member.poll(1, 0.1)
                 (row,) = bus.group("n.group").members
                 assert bus.expel("n.group", row.member_id)
@@ -70,4 +70,4 @@ def test_a_topic_that_was_made_without_parts_is_altered_and_forgets_in_time(tmp_
             wanted = [TopicSpec("n.raw", 1, before | {"segment.ms": "150000"})]
             bus.ensure_topics(wanted)
             bus.check_topics(wanted)
-            assert bus._found(wanted)["n.raw"].config["segment.ms"] == "150000"
+            assert bus._existing_specs(wanted)["n.raw"].config["segment.ms"] == "150000"

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.infra.config import load, variables
 from millrace.infra.connect import connect
-from millrace.infra.local_keys import broker_key, engine_key, make_keys, private, workers_key
+from millrace.infra.local_keys import broker_key, engine_key, make_home, make_keys, workers_key
 from millrace.infra.log.base import Outgoing
 from millrace.infra.machine import deployment as under_test
 from millrace.infra.machine.deployment import Deployment
@@ -45,7 +45,7 @@ def test_home_is_closed_also_one_that_was_open(tmp_path: Path) -> None:
     home, mask = tmp_path / "home", os.umask(0o022)
     try:
         home.mkdir(mode=0o755)
-        private(home)
+        make_home(home)
         (home / "later").write_text("x")
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         assert stat.S_IMODE((home / "later").stat().st_mode) == 0o600

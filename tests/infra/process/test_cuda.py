@@ -64,5 +64,5 @@ def test_the_version_of_the_driver(
     file = tmp_path / "version"
     if said is not None:
         file.write_text(said)
-    monkeypatch.setattr(cuda, "LOADED", file)
+    monkeypatch.setattr(cuda, "DRIVER_VERSION", file)
     assert driver() == version

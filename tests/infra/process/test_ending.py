@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from millrace.infra.process.ending import stop_asked
+from millrace.infra.process.ending import stop_event
 
 PROGRAM = """
 import atexit, sys
@@ -35,7 +35,7 @@ def test_it_ends_with_its_code_and_nothing_behind_it(code: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_sets_the_event_and_ends_nothing(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    asked = stop_asked()
+    asked = stop_event()
     try:
         assert not asked.is_set()
         os.kill(os.getpid(), number)

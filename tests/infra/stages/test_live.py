@@ -33,10 +33,10 @@ class Listener:
     def turn(self, report: TurnReport) -> None:
         self.turns.append(report)
 
-    def opened(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
         self.openings.append((slot, restored))
 
-    def dropped(self, stage: str, slot: int, reason: Exception) -> None:
+    def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
         self.drops.append(reason)
 
     def lag(self, stage: str, slot: int, offsets: int) -> None:

@@ -12,7 +12,7 @@ from millrace.infra.log.base import Place
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.base import Emit, Later
-from millrace.infra.stages.outbox import Outbox, ready
+from millrace.infra.stages.outbox import Outbox, encode_emit
 from millrace.schemas import codec
 from tests.support.counter import completion
 
@@ -29,7 +29,7 @@ def sent(emits: list[tuple[int, Emit]], outbox: Outbox | None = None) -> MemoryB
     bus = MemoryBus({"ns.a": 1, "ns.b": 1})
     with bus.transactor("t") as transactor:
         transactor.begin()
-        (outbox or Outbox("ns")).send(transactor, emits, b"s/0/7", [ready(emit) for _, emit in emits])
+        (outbox or Outbox("ns")).send(transactor, emits, b"s/0/7", [encode_emit(emit) for _, emit in emits])
         transactor.commit({}, None)
     return bus
 

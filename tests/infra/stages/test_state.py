@@ -68,7 +68,7 @@ def test_a_state_is_its_model_and_comes_back_from_its_changelog(steps: list[tupl
                 wakes.pop(key, None) if value is None else wakes.update({key: value})
             case "due":
                 first = min(((at, k) for k, at in wakes.items() if at <= value), default=None)
-                assert state.due(value) == (first and first[1])
+                assert state.take_due(value) == (first and first[1])
                 wakes.pop(first[1] if first else "", None)
             case "turn":
                 log.take(state)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.infra.errors import StorageError
 from millrace.infra.log.base import Record
 from millrace.infra.stages.base import TICK, Append, Clear, Emit, Later, Op, Put, Stage, View, Wake
-from millrace.infra.stages.fold import Fold, Folded
+from millrace.infra.stages.fold import Fold, FoldedTurn
 from millrace.infra.stages.letters import UNFOLDABLE
 from millrace.infra.stages.outbox import BESIDE_BYTES
 from millrace.infra.stages.state import KEY_BYTES, SlotState
@@ -51,7 +51,7 @@ class Script(Stage):
         self.ended.append(key)
         yield from self._play(f"end {key}")
 
-    def named(self, view: View, what: Record | str) -> Mapping[str, Any]:
+    def ids_of(self, view: View, what: Record | str) -> Mapping[str, Any]:
         if self.scripts.get("nameless"):
             raise Boom
         return {"tenant": "alice", "group": "g" * 5000}
@@ -72,14 +72,14 @@ def progress(stage: str = "s", time: int = 0, **more: Any) -> Emit:
     return Emit("out", more.pop("key", "k"), "Progress", {"stage": stage, "slot": 0, "time": time}, **more)
 
 
-def letters(folded: Folded) -> list[tuple[int, str]]:
+def letters(folded: FoldedTurn) -> list[tuple[int, str]]:
     """(offset, detail) of every dead letter."""
     found = [emit.record for _, emit in folded.emits if emit.topic == "dead-letters"]
     assert all(letter["reason"] == UNFOLDABLE for letter in found)
     return [(letter["place"]["offset"], letter["detail"]) for letter in found]
 
 
-def sent(folded: Folded) -> list[str]:
+def sent(folded: FoldedTurn) -> list[str]:
     return [emit.record["stage"] for _, emit in folded.emits if emit.topic == "out"]
 
 
@@ -269,4 +269,4 @@ def test_a_source_with_an_endless_name_has_no_mark() -> None:
     fold = Fold(Script({}), SlotState(0))
     folded = fold.turn([record(n, "x", source="g" * 2000, source_seq=1) for n in range(2)], None)
     assert folded.duplicates == 0
-    assert not [*fold.state.own("~source/")]
+    assert not [*fold.state.runner_values("~source/")]

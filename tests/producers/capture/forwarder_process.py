@@ -21,7 +21,7 @@ def main() -> int:
     with KafkaBus(bootstrap) as bus:
         sender = Forwarder(log, bus, topic, ClaimStore(str(Path(folder) / "claims")))
         sender.start()
-        sent = sender.drained(PATIENCE_S)
+        sent = sender.drain(PATIENCE_S)
         sender.close()
     log.close()
     return 0 if sent else 1

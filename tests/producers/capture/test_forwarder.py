@@ -73,7 +73,7 @@ def test_everything_arrives_in_order(log: CaptureLog, bus: MemoryBus, tmp_path: 
     sender = forwarder(log, bus, tmp_path)
     sender.start()
     put(log, 30)
-    assert sender.drained(10)
+    assert sender.drain(10)
     sender.close()
     found = arrived(bus)
     assert sorted(flat(found)) == list(range(60))
@@ -86,13 +86,13 @@ def test_a_restart_sends_again_from_the_acknowledged_position(log: CaptureLog, b
     put(log, 10)
     first = forwarder(log, bus, tmp_path)
     first.start()
-    assert first.drained(10)
+    assert first.drain(10)
     first.close()
     log.acked = 4  # as if it had died before writing the rest down
     put(log, 5)
     second = forwarder(log, bus, tmp_path)
     second.start()
-    assert second.drained(10)
+    assert second.drain(10)
     second.close()
     found = arrived(bus)
     assert set(flat(found)) == set(range(15))
@@ -104,7 +104,7 @@ def test_large_events_become_claims(log: CaptureLog, bus: MemoryBus, tmp_path: P
     put(log, 1, size=2000)
     sender = forwarder(log, bus, tmp_path, max_record=1000)
     sender.start()
-    assert sender.drained(10)
+    assert sender.drain(10)
     sender.close()
     (record,) = [r for p in range(2) for r in bus.read(TOPIC, p)]
     assert record.value is not None
@@ -131,7 +131,7 @@ def test_an_unreachable_log_is_tried_again(
     put(log, 3)
     sender = forwarder(log, bus, tmp_path)
     sender.start()
-    assert sender.drained(20)
+    assert sender.drain(20)
     sender.close()
     assert sender.failures == 2
     assert sorted(flat(arrived(bus))) == [0, 1, 2]
@@ -147,7 +147,7 @@ def test_what_the_topic_refuses_as_too_large_goes_as_a_claim_and_nothing_overtak
     put(log, 10)
     sender = forwarder(log, bus, tmp_path)
     sender.start()
-    assert sender.drained(20)
+    assert sender.drain(20)
     sender.close()
     found = arrived(bus)
     assert sorted(set(flat(found))) == list(range(15))
@@ -163,7 +163,7 @@ def test_what_was_just_appended_is_not_read_back(log: CaptureLog, bus: MemoryBus
     sender.start()
     for _ in range(20):
         put(log, 5)
-        assert sender.drained(60)
+        assert sender.drain(60)
     sender.close()
     assert sorted(flat(arrived(bus))) == list(range(150))
 
@@ -176,7 +176,7 @@ def test_what_is_not_held_is_read_from_the_files(log: CaptureLog, bus: MemoryBus
     sender.start()
     for _ in range(20):
         put(log, 5)
-    assert sender.drained(60)
+    assert sender.drain(60)
     sender.close()
     parts = arrived(bus)
     assert sorted(flat(parts)) == list(range(150))
@@ -215,7 +215,7 @@ def test_no_trouble_of_a_storage_ends_it(
 
     monkeypatch.setattr(sender.claims, "fitting", broken)
     sender.start()
-    assert sender.drained(60)
+    assert sender.drain(60)
     sender.close()
     assert (sender.failed, sender.failures) == (None, 2)
     parts = arrived(bus)
@@ -238,9 +238,9 @@ def test_a_full_disk_under_the_position_sends_on(
     put(log, 20)
     sender = forwarder(log, bus, tmp_path)
     sender.start()
-    assert sender.drained(60)
+    assert sender.drain(60)
     put(log, 20)
-    assert sender.drained(60)
+    assert sender.drain(60)
     sender.close()
     parts = arrived(bus)
     assert set(flat(parts)) == set(range(40))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from millrace.infra.errors import GatewayError
-from millrace.producers.capture.entry import LONG, Entry, encode
+from millrace.producers.capture.entry import BULK, Entry, encode
 from millrace.producers.capture.log import CaptureLog, LogFull
 from millrace.producers.capture.segments import frame, segments
 from tests.support.fault_points import fault_points
@@ -57,7 +57,7 @@ def test_entries_come_back_in_order_and_survive_reopening(tmp_path: Path):
     assert numbers(log, 7) == list(range(7, 21))
 
 
-@pytest.mark.parametrize("size", [LONG - 1, LONG, 3 * LONG])
+@pytest.mark.parametrize("size", [BULK - 1, BULK, 3 * BULK])
 def test_a_long_event_is_kept_as_any_other(tmp_path: Path, size: int):
     log = CaptureLog(tmp_path / "log")
     given = [entry(0), entry(1, size), entry(2)]
@@ -85,8 +85,8 @@ def test_a_long_event_that_breaks_off_leaves_no_trace(tmp_path: Path, written: i
     log = CaptureLog(tmp_path / "log", write=torn)
     log.append(entry(0))
     with pytest.raises(LogFull):
-        log.append(entry(1, 2 * LONG))
-    log.append(entry(2, 2 * LONG))
+        log.append(entry(1, 2 * BULK))
+    log.append(entry(2, 2 * BULK))
     assert numbers(log) == [0, 2]
     log.close()
     assert CaptureLog(tmp_path / "log").torn == 0
@@ -197,7 +197,7 @@ def test_kill_9_loses_nothing_that_append_returned(tmp_path: Path):
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from millrace.producers.capture.entry import LONG, Entry, encode
+from millrace.producers.capture.entry import BULK, Entry, encode
 from millrace.producers.capture.log import CaptureLog
 
 async def main():
@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_no_trace_and_keeps_room_for_markers(tmp_path: Path):
     assert numbers(log) == list(range(done))
     before = log._reserved
     disk.left = 64 << 10  # what the reserve gives back
-    log.append(entry(99, 0), reserved=True)
+    log.append(entry(99, 0), from_reserve=True)
     assert log._reserved < before
     assert numbers(log) == [*range(done), 99]
     disk.left = 10_000
@@ -291,7 +291,7 @@ def test_too_much_waiting_is_full_too_but_markers_pass(tmp_path: Path):
     log.append(entry(0, 100))
     with pytest.raises(LogFull, match="wait to be sent"):
         log.append(entry(1, 100))
-    log.append(entry(2, 100), reserved=True)
+    log.append(entry(2, 100), from_reserve=True)
     kept = list(log.read(0))
     log.release(2, sum(k.size for k in kept))
     assert log.waiting == 0

@@ -90,7 +90,7 @@ def forwarder(log: CaptureLog, bus: Bus, folder: Path, topic: str = TOPIC, **kw:
 
 def forward(sender: Forwarder) -> None:
     sender.start()
-    assert sender.drained(HOLD_S)
+    assert sender.drain(HOLD_S)
     sender.close()
 
 
@@ -235,7 +235,7 @@ def test_whoever_is_killed_when_each_number_has_one_content(
         while log.acked < log.end:
             sender = forwarder(log, bus, tmp_path)
             sender.start()
-            sender.drained(HOLD_S)
+            sender.drain(HOLD_S)
             sender.close()
             if draw.random() < 0.2:
                 bus.refuses.pop(draw.randrange(40), None)  # somebody mends the topic

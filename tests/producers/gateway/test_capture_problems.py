@@ -271,7 +271,7 @@ async def test_answers_in_other_shapes_pass_and_are_understood(tmp_path: Path, n
         got = await w.http.post(CHAT, json={"messages": [USER]})
         assert (got.status_code, got.content) == (200, raw)
         (session,) = w.gateway.sessions.live.values()
-        assert (session.said or "") == said
+        assert (session.newest_text or "") == said
         echo: dict[str, Any] = {"role": "assistant", "content": said}
         if called:
             call = {"id": "c1", "type": "function", "function": {"name": called[0], "arguments": called[1]}}

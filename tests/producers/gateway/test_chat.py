@@ -291,7 +291,7 @@ async def test_events_reach_raw(w: World):
     await w.chat(USER, session["api_key"])
     own = {"authorization": f"Bearer {session['api_key']}"}
     await w.http.post(f"/v1/sessions/{session['session']}/end", json={}, headers=own)
-    assert await asyncio.to_thread(w.forwarder.drained, 5)
+    assert await asyncio.to_thread(w.forwarder.drain, 5)
     records = [r for p in range(2) for r in w.bus.read("t.raw", p)]
     assert [r.headers["kind"] for r in records] == [b"episode_started", b"model_call", b"episode_ended"]
     assert {r.key for r in records} == {b"local/5"}

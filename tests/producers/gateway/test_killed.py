@@ -36,7 +36,7 @@ from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
 from millrace.producers.capture.log import CaptureLog
-from millrace.producers.gateway.sessions.ownership import TOLD
+from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
 from millrace.producers.gateway.sessions.recorder import CUT_OFF
 from millrace.schemas import codec
 from millrace.schemas.arrays import unpack
@@ -202,10 +202,10 @@ async def client(number: int, url: str, seen: Seen, over: asyncio.Event, ends: a
                     text = ""
                     async for part in answer.aiter_text():
                         text += part
-                        trajectory = answer.headers[TOLD]
+                        trajectory = answer.headers[TRAJECTORY_HEADER]
                         seen.under_way.add(number)
                 if any(mark in text for mark in marks):
-                    seen.ended[answer.headers[TOLD]] = told(text)
+                    seen.ended[answer.headers[TRAJECTORY_HEADER]] = told(text)
                     ends.put_nowait(None)
                 elif trajectory:
                     seen.cut.add(trajectory)

@@ -84,7 +84,9 @@ def test_refine_removes_the_bodies_of_large_records_while_it_runs(
             self.found["on"] = False
 
     monkeypatch.setattr(stages, "Sweeping", Sweeping)
-    monkeypatch.setattr(stages, "Guarded", lambda names: SimpleNamespace(close=lambda: None, version=lambda: "none"))
+    monkeypatch.setattr(
+        stages, "GuardedDetectors", lambda names: SimpleNamespace(close=lambda: None, version=lambda: "none")
+    )
     monkeypatch.setattr(stages, "run", lambda settings, stage: ran.append(sweeps[0]["on"]))
     monkeypatch.setenv("KF_RULE_CACHE_DIR", str(tmp_path))
     stages.run_refine(settings)

@@ -15,7 +15,7 @@ from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.head import read_head
 from millrace.infra.engines.resubmit import seed_after
-from millrace.producers.gateway.calls.sampling import recorded, to_sampling
+from millrace.producers.gateway.calls.sampling import record_of, to_sampling
 from millrace.producers.gateway.episodes.bodies import SamplingIn
 from millrace.schemas import bounds, codec
 
@@ -48,9 +48,9 @@ def test_a_seed_of_64_bits_is_that_of_the_engine_and_of_the_record(seed: int, by
     for dialect in (CHAT, COMPLETIONS):
         sampling = to_sampling(dialect.parse(body), {}, 100)
         assert sampling.seed == seed
-        assert codec.decode_named("Sampling", codec.encode_named("Sampling", recorded(sampling)))["seed"] == seed
+        assert codec.decode_named("Sampling", codec.encode_named("Sampling", record_of(sampling)))["seed"] == seed
     assert read_head(body).sampling()["seed"] == seed
-    defaults = msgspec.json.decode(b'{"seed":%d}' % seed, type=SamplingIn).named()
+    defaults = msgspec.json.decode(b'{"seed":%d}' % seed, type=SamplingIn).defaults()
     assert to_sampling(Ask(model="m", turns=[]), defaults, 100).seed == seed
     assert -bounds.SEED - 1 <= seed_after(seed, by) <= bounds.SEED
     assert (seed_after(seed, by) - seed - by) % 2**64 == 0

@@ -21,7 +21,15 @@ from millrace.infra.config import load
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.spending import SPENT, KeyLimits, Spending, Spent, borne, spent, told
+from millrace.producers.gateway.spending import (
+    SPENT_HEADER,
+    Expense,
+    KeyLimits,
+    Spending,
+    bill_usage,
+    expense_of,
+    parse_expense,
+)
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import now_micros
@@ -68,17 +76,17 @@ def refused(got: httpx.Response, code: str, kind: str = "chat") -> None:
         assert (error["type"], error["code"]) == ("rate_limit_error", code)
 
 
-def in_log(w: World) -> dict[str, Spent]:
+def in_log(w: World) -> dict[str, Expense]:
     """The sums over the log by key."""
-    out = dict.fromkeys(NAMES.values(), Spent(0, 0.0))
+    out = dict.fromkeys(NAMES.values(), Expense(0, 0.0))
     for kept in w.log.read():
-        if SPENT in kept.entry.headers:
-            key, what = told(kept.entry.headers[SPENT])
-            out[key] = Spent(out[key].tokens + what.tokens, out[key].money + what.money)
+        if SPENT_HEADER in kept.entry.headers:
+            key, what = parse_expense(kept.entry.headers[SPENT_HEADER])
+            out[key] = Expense(out[key].tokens + what.tokens, out[key].money + what.money)
     return out
 
 
-def known(w: World) -> dict[str, Spent]:
+def known(w: World) -> dict[str, Expense]:
     return {key: w.gateway.recorder.spending.used(key, 0) for key in NAMES.values()}
 
 
@@ -180,7 +188,7 @@ def test_it_is_the_sum_over_the_newest_window(entries: Sequence[tuple[str, int, 
     log: list[tuple[dict[str, str], int]] = []
     for key, tokens, money, later in entries:
         at += later * hour // 4
-        log.append((Spent(tokens, money).note(key), at))
+        log.append((Expense(tokens, money).note(key), at))
         live.fold(*log[-1])
         if len(log) % 3 == cut % 3:  # a restart: all of it again
             live = Spending(limits)
@@ -188,7 +196,11 @@ def test_it_is_the_sum_over_the_newest_window(entries: Sequence[tuple[str, int, 
                 live.fold(*entry)
     now = at + cut * hour // 9
     for name in limits:
-        mine = [(told(note[SPENT])[1], when) for note, when in log if told(note[SPENT])[0] == name]
+        mine = [
+            (parse_expense(note[SPENT_HEADER])[1], when)
+            for note, when in log
+            if parse_expense(note[SPENT_HEADER])[0] == name
+        ]
         money = 0.0
         for what, when in mine:
             money += what.money if when // hour == now // hour else 0.0
@@ -211,13 +223,13 @@ def test_it_is_the_sum_over_the_newest_window(entries: Sequence[tuple[str, int, 
 @pytest.mark.parametrize("note", ["", "x", "1 2", "a 1.0 first", "1 b first"])
 def test_what_is_no_note_adds_nothing(note: str) -> None:
     spending = Spending({"first": KeyLimits()})
-    spending.fold({SPENT: note}, now_micros())
+    spending.fold({SPENT_HEADER: note}, now_micros())
     assert spending.used("first", 0) == (0, 0.0)
 
 
 def test_a_clock_that_goes_back_frees_nothing() -> None:
     spending = Spending({"k": KeyLimits(budget=1.0, budget_hours=1.0)})
-    spending.fold(Spent(1, 2.0).note("k"), 10**13)
+    spending.fold(Expense(1, 2.0).note("k"), 10**13)
     with pytest.raises(ApiError, match="budget"):
         spending.check("k", 10**12)
 
@@ -230,5 +242,5 @@ def test_a_budget_lasts_no_longer_than_the_log_that_tells_of_it(tmp_path: Path) 
 
 
 def test_what_nobody_counted_counts_by_its_bytes() -> None:
-    usage = borne((0, 0, 0), 8, bytes_in([{"text": "\u65e5" * 4, "logprobs": ["none"]}]))
-    assert spent(None, usage).tokens == 2 + 3
+    usage = bill_usage((0, 0, 0), 8, bytes_in([{"text": "\u65e5" * 4, "logprobs": ["none"]}]))
+    assert expense_of(None, usage).tokens == 2 + 3

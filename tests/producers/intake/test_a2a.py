@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace.infra.errors import ConfigError
 from millrace.producers.intake import jsonrpc
 from millrace.producers.intake.a2a import ARTIFACT_BYTES, DelegationExchange, Delegations
-from millrace.producers.intake.a2a_proxy import rewritten
+from millrace.producers.intake.a2a_proxy import rewrite_card
 from millrace.producers.intake.conversation import ChildEvent, Event, Owner
 
 STATES = [
@@ -50,11 +50,11 @@ class Played:
         if exchange.begins(read(said)) is not None:
             exchange.give(Owner(f"mr-child{next(self.children)}", "u") if child else None)
         self.exchanges.append(exchange)
-        self.told += exchange.sent(read(said), 0)
+        self.told += exchange.from_client(read(said), 0)
 
     def hear(self, number: int, said: Any) -> None:
         if self.exchanges:
-            self.told += self.exchanges[number % len(self.exchanges)].received(read(said), 1)
+            self.told += self.exchanges[number % len(self.exchanges)].from_server(read(said), 1)
 
     def leave(self, number: int) -> None:
         if self.exchanges:
@@ -201,18 +201,18 @@ def test_a_card_shows_our_addresses_and_no_way_past_them() -> None:
         "supportedInterfaces": [{"url": "http://localhost:9/rpc?a=1"}, {"url": "https://elsewhere/"}, {"url": "h:1"}],
         "signatures": [{}],
     }
-    moved = json.loads(rewritten(json.dumps(card).encode(), "http://127.0.0.1:9", "http://127.0.0.1:1/mr-a.b"))
+    moved = json.loads(rewrite_card(json.dumps(card).encode(), "http://127.0.0.1:9", "http://127.0.0.1:1/mr-a.b"))
     assert moved == {"name": "x", "supportedInterfaces": [{"url": "http://127.0.0.1:1/mr-a.b/rpc?a=1"}]}
 
 
 def test_a_card_of_the_older_version() -> None:
     card = {"url": "http://0.0.0.0:9/", "additionalInterfaces": [{"url": "http://[::1]:9/rest", "transport": "REST"}]}
-    moved = json.loads(rewritten(json.dumps(card).encode(), "http://127.0.0.1:9", "http://a:1"))
+    moved = json.loads(rewrite_card(json.dumps(card).encode(), "http://127.0.0.1:9", "http://a:1"))
     assert moved == {"url": "http://a:1/", "additionalInterfaces": [{"url": "http://a:1/rest", "transport": "REST"}]}
 
 
 def test_a_card_of_another_server_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"https://public\.example/a2a"):
-        rewritten(b'{"url": "https://public.example/a2a"}', "http://127.0.0.1:9", "http://a:1")
+        rewrite_card(b'{"url": "https://public.example/a2a"}', "http://127.0.0.1:9", "http://a:1")
     with pytest.raises(ValueError, match="a card is"):
-        rewritten(b"[]", "http://127.0.0.1:9", "http://a:1")
+        rewrite_card(b"[]", "http://127.0.0.1:9", "http://a:1")

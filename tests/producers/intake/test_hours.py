@@ -16,11 +16,11 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.capture.segments import segments
 from millrace.producers.intake import sender as sending
 from millrace.producers.intake.otlp.receiver import KEPT_S as FOUR_HOURS
-from millrace.producers.intake.otlp.serve import opened
+from millrace.producers.intake.otlp.serve import open_receiver
 from millrace.producers.intake.sender import ReportSender
 from millrace.producers.intake.spool import KEPT_S as A_DAY
 from millrace.producers.intake.spool import Spool
-from millrace.producers.intake.spool import opened as log_in
+from millrace.producers.intake.spool import open_log as log_in
 
 PAGE = Path(__file__).parents[3] / "docs" / "governance.md"
 HOUR_S = 3600.0
@@ -44,7 +44,7 @@ def aged(log: CaptureLog, age_s: float) -> Path:
 @pytest.mark.parametrize("early", [True, False])
 def test_the_receiver_forgets_spans_after_four_hours(tmp_path: Path, hours: int, *, early: bool) -> None:
     settings = load(flags={"home": str(tmp_path), "topics.short_hours": hours})
-    receiver, forwarder = opened(settings, MemoryBus())
+    receiver, forwarder = open_receiver(settings, MemoryBus())
     receiver.spans.append(Entry("t", {}, b"words"))
     receiver.spans.release(receiver.spans.end, 0)
     file = aged(receiver.spans, FOUR_HOURS - 60 if early else FOUR_HOURS + 60)

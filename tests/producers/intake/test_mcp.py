@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.producers.intake.jsonrpc import messages
-from millrace.producers.intake.mcp import Conversation, Event, Parked
+from millrace.producers.intake.mcp import Conversation, Event, ParkedCalls
 from millrace.schemas import bounds
 
 IDS: list[Any] = [1, 1.5, "1", "a", None, True, [1], {"a": 1}]
@@ -19,17 +19,17 @@ IDS: list[Any] = [1, 1.5, "1", "a", None, True, [1], {"a": 1}]
 class Talk:
     """A conversation whose clock is the number of messages."""
 
-    def __init__(self, parked: Parked | None = None) -> None:
+    def __init__(self, parked: ParkedCalls | None = None) -> None:
         numbers = itertools.count()
         self.fold = Conversation("calc", lambda: f"mcp-{next(numbers)}", parked)
         self.events: list[Event] = []
         self.now = 0
 
     def sent(self, *said: Any) -> Talk:
-        return self._take(said, self.fold.sent)
+        return self._take(said, self.fold.from_client)
 
     def received(self, *said: Any) -> Talk:
-        return self._take(said, self.fold.received)
+        return self._take(said, self.fold.from_server)
 
     def _take(self, said: tuple[Any, ...], fold: Any) -> Talk:
         for one in said:
@@ -134,7 +134,7 @@ def test_a_call_says_what_was_sent_and_where_it_came_from() -> None:
     assert (one["name"], one["server"], one["join"], one["traceparent"]) == ("add", "calc", True, meta["traceparent"])
     assert (two["arguments"], two["traceparent"]) == ("{}", None)
     raw = b'{"id":1,"method":"tools/call","params":{"name":"f","arguments":{ "b":1.0,  "a":"\\u00e9\xff"}}}'
-    (event,) = Talk().fold.sent(messages(raw)[0], 0, "beside")
+    (event,) = Talk().fold.from_client(messages(raw)[0], 0, "beside")
     assert event["arguments"] == '{ "b":1.0,  "a":"\\u00e9\ufffd"}'
     assert event["traceparent"] == "beside"
 
@@ -154,7 +154,7 @@ def test_each_way_to_end() -> None:
 
 
 def test_a_call_that_is_asked_again_for_more_input_is_one() -> None:
-    parked = Parked()
+    parked = ParkedCalls()
     for state in ({"requestState": "s"}, {}):
         first, second = Talk(parked), Talk(parked)
         first.sent(call(1, arguments={"a": 1})).received(answer(1, resultType="input_required", **state))

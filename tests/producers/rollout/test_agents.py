@@ -120,7 +120,7 @@ def test_whatever_agents_do_deadlines_hold_and_later_calls_are_served(calls: lis
 
 
 async def test_stuck_calls_are_counted_until_they_return(caplog: pytest.LogCaptureFixture) -> None:
-    trouble = Trouble(most_stuck=3)
+    trouble = Trouble(stuck_limit=3)
     agent = sync_agent(sync, trouble.stuck)
     assert await asyncio.gather(*(call(agent, "block", 0.1) for _ in range(3))) == ["TimeoutError"] * 3
     assert (len(trouble.stuck), trouble.is_worn) == (3, True)

@@ -83,7 +83,7 @@ def ended(w: World) -> list[dict[str, Any]]:
 
 def committed(w: World) -> dict[int, int]:
     with w.bus.member(NAMES.group, NAMES.grants) as member:
-        return member.committed({0, 1})
+        return member.committed_offsets({0, 1})
 
 
 async def test_every_sample_of_every_grant_ends_once(w: World):
@@ -105,13 +105,13 @@ async def test_every_sample_of_every_grant_ends_once(w: World):
 async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, monkeypatch: pytest.MonkeyPatch):
     """A worker that stops commits once nothing runs: by then the grant that ended last must count."""
     positions = []
-    popped = RolloutWorker._ended
+    popped = RolloutWorker._end_grant
 
     def ending(worker: RolloutWorker, *arguments: Any) -> None:
         popped(worker, *arguments)
         positions.append(worker.progress.position(0))
 
-    monkeypatch.setattr(RolloutWorker, "_ended", ending)
+    monkeypatch.setattr(RolloutWorker, "_end_grant", ending)
     put(w, grant(0))
     async with working(w):
         await until(lambda: positions)
@@ -268,7 +268,7 @@ async def test_agents_that_hang_hold_nobody_up(w: World):
             release.wait(600)
         return "123"
 
-    trouble = Trouble(most_stuck=3)
+    trouble = Trouble(stuck_limit=3)
     runner = Runner(sync_agent(agent, trouble.stuck), f"{w.url}/v1", WORKERS, 1, 1.0, trouble=trouble)
     put(w, grant(0, 6))
     with pytest.raises(RolloutError, match="3 calls of the agent never returned"):
@@ -288,12 +288,12 @@ def test_progress_never_passes_an_open_grant():
     progress = GrantProgress()
     assert progress.position(0) is None
     for offset in (3, 5, 9):
-        progress.began(0, offset)
-    progress.finished(0, 5)
+        progress.begin(0, offset)
+    progress.finish(0, 5)
     assert progress.position(0) == 3
-    progress.finished(0, 3)
+    progress.finish(0, 3)
     assert progress.position(0) == 9
-    progress.finished(0, 9)
+    progress.finish(0, 9)
     assert progress.position(0) == 10
     progress.forget(0)
     assert progress.position(0) is None

@@ -15,14 +15,14 @@ def test_with_one_size_ends_are_multiples():
 
 
 def test_a_change_begins_where_a_batch_does():
-    first, sizes = BatchSchedule(0, 0, [[0, 4]]).changed(1, 3)
+    first, sizes = BatchSchedule(0, 0, [[0, 4]]).with_size(1, 3)
     assert (first, sizes) == (8, [[0, 4], [8, 3]])
     schedule = BatchSchedule(0, 0, sizes)
     assert [schedule.end(k) for k in range(4)] == [4, 8, 11, 14]
 
 
 def test_a_later_change_never_comes_before_an_earlier_one():
-    first, sizes = BatchSchedule(0, 0, [[0, 4], [40, 3]]).changed(1, 5)
+    first, sizes = BatchSchedule(0, 0, [[0, 4], [40, 3]]).with_size(1, 5)
     assert (first, sizes) == (40, [[0, 4], [40, 5]])
 
 
@@ -30,6 +30,6 @@ def test_a_later_change_never_comes_before_an_earlier_one():
 def test_every_seq_lies_in_the_batch_that_holds_it(changes, seq):
     schedule = BatchSchedule(0, 0, [[0, 2]])
     for after, size in changes:
-        schedule = BatchSchedule(0, 0, schedule.changed(after, size)[1])
+        schedule = BatchSchedule(0, 0, schedule.with_size(after, size)[1])
     batch = schedule.batch_of(seq)
     assert schedule.end(batch - 1) <= seq < schedule.end(batch)

@@ -12,7 +12,7 @@ from millrace.infra.errors import DetectorError
 from millrace.producers.gateway.sessions.ownership import Hints
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.streams.refine.detectors.base import Hit
-from millrace.streams.refine.detectors.guard import Guarded
+from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.kingfisher import Kingfisher
 from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.detectors.rules import luhn, mod97
@@ -36,7 +36,7 @@ def detector(request, vectorscan, tmp_path_factory):
         keep_rules(tmp_path_factory.mktemp("kingfisher"))
         yield Kingfisher()
     else:
-        guarded = Guarded(["millrace.streams.refine.detectors.vectorscan:Vectorscan"])
+        guarded = GuardedDetectors(["millrace.streams.refine.detectors.vectorscan:Vectorscan"])
         yield guarded
         guarded.close()
 
@@ -136,7 +136,7 @@ CLEAN = {
 
 def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
     sessions = Sessions(tmp_path, "p")
-    key = sessions.key_of(sessions.unsolicited("t", Hints(None, ""), (), 0))
+    key = sessions.key_of(sessions.make_session("t", Hints(None, ""), (), 0))
     (hit,) = [hit for hit in vectorscan.scan(f'api_key={key}"'.encode()) if hit.kind == "millrace_key"]
     assert (hit.start, hit.end, hit.blocks) == (8, 8 + len(key), True)
 
@@ -234,7 +234,7 @@ def test_checksums():
 
 @pytest.fixture(scope="module")
 def dying():
-    guarded = Guarded(["tests.streams.refine.dying:Dying"], timeout_s=2.0)
+    guarded = GuardedDetectors(["tests.streams.refine.dying:Dying"], timeout_s=2.0)
     yield guarded
     guarded.close()
 
@@ -251,13 +251,13 @@ def test_a_crash_or_a_hang_costs_one_scan(dying, text):
 @pytest.mark.slow
 def test_a_detector_that_cannot_be_made_is_said_at_once():
     with pytest.raises(DetectorError, match="did not start"):
-        Guarded(["millrace.streams.refine.detectors.base:Nothing"])
+        GuardedDetectors(["millrace.streams.refine.detectors.base:Nothing"])
 
 
 @pytest.mark.slow
 def test_a_process_that_stands_still_while_it_is_handed_a_text_costs_one_scan():
     before = set(multiprocessing.active_children())
-    guarded = Guarded(["tests.streams.refine.dying:Dying"], timeout_s=5.0)
+    guarded = GuardedDetectors(["tests.streams.refine.dying:Dying"], timeout_s=5.0)
     try:
         # It reads nothing, and the text is larger than what a pipe takes in.
         (child,) = set(multiprocessing.active_children()) - before

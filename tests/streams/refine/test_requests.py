@@ -39,12 +39,12 @@ def governed(calls: list[tuple[int, list[str], str]], *, short: bool) -> tuple[l
     events.append(episode.start())
     for at, (body, call) in enumerate(zip(bodies(calls), calls, strict=True)):
         outline = outlined(body)
-        request, base, kept = trail.stored(body, outline) if short else (body, None, {})
+        request, base, kept = trail.compress(body, outline) if short else (body, None, {})
         count += base is not None
         tokens: dict[str, Any] = {} if call[2] else {"prompt": [], "output": []}
         changed = {"request": request, "request_base": base, "request_kept": kept}
         event = episode.call(f"r{at}", lineage=f"l{at}", changed=changed, **tokens)
-        trail.recorded(event["id"], outline)
+        trail.add(event["id"], outline)
         events.append(event)
     emits, _ = fold(stage(VECTORSCAN), [sent(event) for event in events])
     store, out = RequestStore(), []

@@ -23,7 +23,7 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.machine.broker import Broker
 from millrace.schemas import codec
 from millrace.schemas.ids import new_id
-from millrace.streams.reward.agents import Answered, _deliver, credentials
+from millrace.streams.reward.agents import AnswerMarks, _deliver, credentials
 from millrace.testing.events import Episode
 
 ROOT = Path(__file__).parents[3]
@@ -233,7 +233,7 @@ offsets = st.lists(st.integers(0, 1_000), unique=True, min_size=1).map(sorted)
 
 @given(offsets, st.data())
 def test_the_mark_passes_holes_and_never_an_unanswered_event(log, data):
-    answered: Answered[str] = Answered()
+    answered: AnswerMarks[str] = AnswerMarks()
     given_out: list[int] = []
     done: set[int] = set()
     for offset in log:
@@ -250,7 +250,7 @@ def test_the_mark_passes_holes_and_never_an_unanswered_event(log, data):
 
 
 def test_partitions_know_nothing_of_each_other_and_a_lost_one_is_forgotten():
-    answered: Answered[int] = Answered()
+    answered: AnswerMarks[int] = AnswerMarks()
     answered.deliver(0, 5)
     answered.deliver(1, 9)
     answered.answer(1, 9)
@@ -261,7 +261,7 @@ def test_partitions_know_nothing_of_each_other_and_a_lost_one_is_forgotten():
 
 
 def test_what_is_delivered_again_waits_again():
-    answered: Answered[int] = Answered()
+    answered: AnswerMarks[int] = AnswerMarks()
     for offset in (3, 4):
         answered.deliver(0, offset)
         answered.answer(0, offset)

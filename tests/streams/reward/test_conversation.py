@@ -25,7 +25,7 @@ from millrace.schemas.requests import RequestStore
 from millrace.streams.reward import rubric
 from millrace.streams.reward.asking import AskedJudge
 from millrace.streams.reward.choose import choose, conversations
-from millrace.streams.reward.conversation import Conversations, JudgedCall, began, told
+from millrace.streams.reward.conversation import Conversations, JudgedCall, began, text_of
 from millrace.streams.reward.judge import Evaluator, Judge
 from millrace.testing.events import Episode, model_call
 from tests.support import chat_tokenizer
@@ -82,8 +82,8 @@ def test_what_is_shown_fits_and_says_what_is_left_out(given_: list[tuple[int, bo
         JudgedCall(str(at), model_call(f"r{at}", text="x" * size, supersedes=f"r{at - 1}" if again and at else None))
         for at, (size, again) in enumerate(given_)
     ]
-    found = told(made, most)
-    whole = told(made, 1 << 30)
+    found = text_of(made, most)
+    whole = text_of(made, 1 << 30)
     assert whole is not None
     everything = json.loads(whole)["calls"]
     assert [call["call"] for call in everything] == list(range(1, len(made) + 1))
@@ -100,11 +100,11 @@ def test_what_is_shown_fits_and_says_what_is_left_out(given_: list[tuple[int, bo
 
 def test_what_is_not_all_there_is_no_conversation() -> None:
     call = model_call("r", text="hi")
-    assert told([], 1000) is None
-    assert told([JudgedCall("e", {**call, "request_base": "gone", "request_kept": {"messages": 1}})], 1000) is None
-    partly = told([JudgedCall("e", {**call, "opened": NOT_WHOLE})], 1000)
+    assert text_of([], 1000) is None
+    assert text_of([JudgedCall("e", {**call, "request_base": "gone", "request_kept": {"messages": 1}})], 1000) is None
+    partly = text_of([JudgedCall("e", {**call, "opened": NOT_WHOLE})], 1000)
     assert json.loads(partly or "")["calls"][0]["earlier_messages"] == "not known"
-    odd = told([JudgedCall("e", {**call, "request": b"\xff", "response": b"{"})], 1000)
+    odd = text_of([JudgedCall("e", {**call, "request": b"\xff", "response": b"{"})], 1000)
     assert json.loads(odd or "")["calls"][0]["request"] == "\ufffd"
 
 
@@ -125,7 +125,7 @@ async def test_a_conversation_that_the_gateway_recorded_is_read_whole(tmp_path: 
             f"/v1/sessions/{session['session']}/end", json={}, headers={"authorization": f"Bearer {session['api_key']}"}
         )
         assert ended.status_code == 200
-        assert w.forwarder.drained(10)
+        assert w.forwarder.drain(10)
         (end,) = [
             record
             for partition in range(2)

@@ -21,13 +21,13 @@ from millrace.streams.reward import running
 from millrace.streams.reward.choose import choose
 from millrace.streams.reward.limit_command import DUMPABLE, LIBC
 from millrace.streams.reward.pool import Verdict
-from millrace.streams.reward.running import UnitTests, refused, run
+from millrace.streams.reward.running import UnitTests, namespace_fault, run
 from millrace.streams.reward.unit_tests import How
 from tests.support import logged
 
 pytestmark = pytest.mark.slow
 
-needs_namespaces = pytest.mark.skipif(bool(refused()), reason=f"no namespaces here: {refused()}")
+needs_namespaces = pytest.mark.skipif(bool(namespace_fault()), reason=f"no namespaces here: {namespace_fault()}")
 both = pytest.mark.parametrize("namespaces", [pytest.param(True, marks=needs_namespaces), False])
 
 TEST = "import solution\nassert solution.double(4) == 8\nprint('all well')\n"
@@ -259,11 +259,11 @@ def test_what_a_run_started_ends_with_it(tmp_path: Path, living: tuple[str, int]
         timeout_s=60,
         memory_bytes=1 << 30,
         report="",
-        isolated=namespaces,
+        is_boxed=namespaces,
     )
     with os.fdopen(os.dup(reading), "rb") as rest:
         assert rest.read() == b"here"  # waits for the child's end, which a run does not outlive
-    assert (ran.how, ran.status) == (How.EXITED, 0)
+    assert (ran.how, ran.status) == (How.EXIT, 0)
 
 
 @needs_namespaces
@@ -278,7 +278,7 @@ def test_a_run_ends_with_the_role_that_was_killed(tmp_path: Path, living: tuple[
     role = (
         "import pathlib, sys\nfrom millrace.streams.reward.running import run\n"
         f"run((sys.executable, '-c', {program!r}), pathlib.Path({str(work)!r}), timeout_s=600,"
-        " memory_bytes=1 << 30, report='', isolated=True)\n"
+        " memory_bytes=1 << 30, report='', is_boxed=True)\n"
     )
     held = os.open(path, os.O_WRONLY)  # by the role: the first read waits, and ends if it fails
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -356,14 +356,14 @@ async def test_the_memory_of_all_processes_of_a_run_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("said", "isolated", "how", "status"),
     [
-        ("", False, How.EXITED, "1"),
-        ("T refused why", False, How.NOT_STARTED, "why"),
-        ("x refused why", False, How.EXITED, "1"),
-        ("", True, How.NOT_STARTED, "it did not begin"),
-        ("T began\nT ended 3", True, How.EXITED, "3"),
+        ("", False, How.EXIT, "1"),
+        ("T refused why", False, How.NO_START, "why"),
+        ("x refused why", False, How.EXIT, "1"),
+        ("", True, How.NO_START, "it did not begin"),
+        ("T began\nT ended 3", True, How.EXIT, "3"),
         ("T began\nT timeout", True, How.TIMEOUT, "-9"),
-        ("T began", True, How.EXITED, "-9"),
-        ("T refused no such file\nT began\nT ended 127", True, How.NOT_STARTED, "no such file"),
+        ("T began", True, How.EXIT, "-9"),
+        ("T refused no such file\nT began\nT ended 127", True, How.NO_START, "no such file"),
     ],
 )
 def test_only_who_knows_the_token_says_how_a_run_ended(said: str, isolated: bool, how: How, status: str) -> None:
@@ -374,9 +374,9 @@ def test_only_who_knows_the_token_says_how_a_run_ended(said: str, isolated: bool
 def test_a_command_that_cannot_start_says_so(tmp_path: Path, namespaces: bool) -> None:
     (tmp_path / "no-program").write_text("no script")
     command = (str(tmp_path / "no-program"),)
-    ran = run(command, tmp_path, timeout_s=60, memory_bytes=1 << 30, report="", isolated=namespaces)
-    assert ran.how is How.NOT_STARTED
-    assert "Permission denied" in ran.printed
+    ran = run(command, tmp_path, timeout_s=60, memory_bytes=1 << 30, report="", is_boxed=namespaces)
+    assert ran.how is How.NO_START
+    assert "Permission denied" in ran.output
 
 
 async def test_a_task_without_tests_is_a_labelled_failure() -> None:

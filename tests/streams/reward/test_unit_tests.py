@@ -83,31 +83,31 @@ CASES = (
 @pytest.mark.parametrize(
     ("ran", "reported", "value", "label"),
     [
-        (Ran(How.EXITED, 0, "", None), False, 1.0, "passed"),
-        (Ran(How.EXITED, 1, "", None), False, 0.0, "failed"),
+        (Ran(How.EXIT, 0, "", None), False, 1.0, "passed"),
+        (Ran(How.EXIT, 1, "", None), False, 0.0, "failed"),
         (Ran(How.TIMEOUT, -9, "", None), False, 0.0, "timeout"),
-        (Ran(How.EXITED, -11, "", None), False, 0.0, "killed"),
-        (Ran(How.EXITED, 0, "", None), True, 0.0, "failed"),
-        (Ran(How.EXITED, 0, "", b"torn"), True, 0.0, "failed"),
-        (Ran(How.EXITED, 0, "", b"<r/>"), True, 0.0, "failed"),
-        (Ran(How.EXITED, 1, "", CASES), True, 1 / 4, "failed"),
-        (Ran(How.EXITED, 0, "", CASES), True, 1 / 4, "failed"),
-        (Ran(How.EXITED, 2, "", CASES), True, 0.0, "failed"),
-        (Ran(How.EXITED, 1, "", b"<r><testcase/></r>"), True, 0.0, "failed"),
-        (Ran(How.EXITED, 2, "", b"<r><testcase/></r>"), True, 0.0, "failed"),
-        (Ran(How.EXITED, 0, "", b"<r><testcase/></r>"), True, 1.0, "passed"),
+        (Ran(How.EXIT, -11, "", None), False, 0.0, "killed"),
+        (Ran(How.EXIT, 0, "", None), True, 0.0, "failed"),
+        (Ran(How.EXIT, 0, "", b"torn"), True, 0.0, "failed"),
+        (Ran(How.EXIT, 0, "", b"<r/>"), True, 0.0, "failed"),
+        (Ran(How.EXIT, 1, "", CASES), True, 1 / 4, "failed"),
+        (Ran(How.EXIT, 0, "", CASES), True, 1 / 4, "failed"),
+        (Ran(How.EXIT, 2, "", CASES), True, 0.0, "failed"),
+        (Ran(How.EXIT, 1, "", b"<r><testcase/></r>"), True, 0.0, "failed"),
+        (Ran(How.EXIT, 2, "", b"<r><testcase/></r>"), True, 0.0, "failed"),
+        (Ran(How.EXIT, 0, "", b"<r><testcase/></r>"), True, 1.0, "passed"),
         (Ran(How.TIMEOUT, -9, "", b"<r><testcase/></r>"), True, 0.0, "timeout"),
     ],
 )
 def test_what_a_run_says(ran: Ran, reported: bool, value: float, label: str) -> None:
-    found = verdict(ran, reported=reported)
+    found = verdict(ran, by_report=reported)
     assert (found.value, found.label, found.failure) == (value, label, None)
     assert (found.confidence, found.signal) == (1.0, "deterministic_check")
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 1))
 def test_a_test_that_a_task_counts_and_the_report_lacks_did_not_pass(shown: int, counted: int, status: int) -> None:
-    found = verdict(Ran(How.EXITED, status, "", b"<r>%s</r>" % (b"<testcase/>" * shown)), reported=True, count=counted)
+    found = verdict(Ran(How.EXIT, status, "", b"<r>%s</r>" % (b"<testcase/>" * shown)), by_report=True, count=counted)
     if status == 1 and shown >= counted:
         assert found.value == 0.0, "a failed test that no report shows"
     else:
@@ -117,12 +117,12 @@ def test_a_test_that_a_task_counts_and_the_report_lacks_did_not_pass(shown: int,
 
 
 def test_a_command_that_did_not_start_says_nothing_of_the_program() -> None:
-    found = verdict(Ran(How.NOT_STARTED, 127, "", None), reported=False)
+    found = verdict(Ran(How.NO_START, 127, "", None), by_report=False)
     assert (found.value, found.failure) == (None, "not_started")
 
 
 @given(st.binary(max_size=200), st.integers(-64, 255), st.sampled_from(How), st.booleans())
 def test_no_report_raises(report: bytes, status: int, how: How, reported: bool) -> None:
-    found = verdict(Ran(how, status, "x" * 5000, report), reported=reported)
+    found = verdict(Ran(how, status, "x" * 5000, report), by_report=reported)
     assert found.value in (None, 0.0, 1.0)
     assert len(found.critique or "") <= 2000

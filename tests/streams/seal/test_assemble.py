@@ -39,22 +39,22 @@ def test_turns_of_one_lineage_are_joined():
     }
     assert arrays.unpack(lineage["logprobs"]).tolist() == [0, 0, -0.5, 0, -0.5, -0.5]
     assert lineage["calls"] == ["a", "b"]
-    assert (made.v_head, made.v_tail, made.tokens, made.length, made.excluded) == (0, 2, 3, 6, [])
+    assert (made.v_head, made.v_tail, made.tokens, made.length, made.exclusions) == (0, 2, 3, 6, [])
 
 
 def test_what_lies_beyond_the_kept_prefix_is_dropped():
     made = assemble([call("a", [1, 2], [3, 4]), call("b", [9], [5], keep=3)])
     assert tokens(made.lineages[0])["tokens"] == [1, 2, 3, 9, 5]
-    assert made.excluded == []
+    assert made.exclusions == []
     made = assemble([call("a", [1, 2], [3, 4]), call("b", [9], [5], keep=2)])
     assert tokens(made.lineages[0]) == {"tokens": [1, 2, 9, 5], "mask": [0, 0, 0, 1], "versions": [-1, -1, -1, 0]}
-    assert made.excluded == ["a:cut"]
+    assert made.exclusions == ["a:cut"]
 
 
 def test_a_superseded_reply_is_never_trained():
     made = assemble([call("a", [1], [2]), call("b", [1], [3], keep=0, supersedes="a")])
     assert tokens(made.lineages[0]) == {"tokens": [1, 3], "mask": [0, 1], "versions": [-1, 0]}
-    assert made.excluded == ["a:superseded"]
+    assert made.exclusions == ["a:superseded"]
     other = assemble([call("a", [1], [2]), call("b", [1], [3], lineage="l1", supersedes="a")])
     assert [lineage["calls"] for lineage in other.lineages] == [["b"]]
 
@@ -72,7 +72,7 @@ def test_a_superseded_reply_is_never_trained():
 )
 def test_what_cannot_train_is_named(fields, reason):
     made = assemble([call("a", [1], [2, 3], **fields)])
-    assert (made.lineages, made.excluded, made.v_head) == ([], [f"a:{reason}"], -1)
+    assert (made.lineages, made.exclusions, made.v_head) == ([], [f"a:{reason}"], -1)
 
 
 def test_only_tokens_of_a_known_version_train():

@@ -307,7 +307,7 @@ def test_group_that_never_ends_is_closed_when_its_patience_ends(seal, group):
 
 
 def test_short_groups_may_train_as_they_are(seal, group):
-    s, episodes = seal(ClosingRules(short="train")), group(3)
+    s, episodes = seal(ClosingRules(short_policy="train")), group(3)
     for episode in episodes[:2]:
         s.run(episode)
     (completion,) = said(s.run(episodes[2], status="failed"))
@@ -317,13 +317,13 @@ def test_short_groups_may_train_as_they_are(seal, group):
 
 
 def test_one_sample_is_no_group_to_train(seal, group):
-    s, episodes = seal(ClosingRules(short="train")), group(2)
+    s, episodes = seal(ClosingRules(short_policy="train")), group(2)
     s.run(episodes[0])
     assert said(s.run(episodes[1], status="failed"))[0]["kind"] == "short"
 
 
 def test_a_top_up_asks_for_the_missing_samples_and_keeps_the_others(seal, group):
-    s, episodes = seal(ClosingRules(short="top-up", rounds=1)), group(2)
+    s, episodes = seal(ClosingRules(short_policy="top-up", rounds=1)), group(2)
     s.run(episodes[0])
     out = s.run(episodes[1], status="failed")
     (asked,) = said(out)
@@ -336,7 +336,7 @@ def test_a_top_up_asks_for_the_missing_samples_and_keeps_the_others(seal, group)
 
 
 def test_top_ups_end(seal, group):
-    s, (episode,) = seal(ClosingRules(short="top-up", rounds=1)), group(1)
+    s, (episode,) = seal(ClosingRules(short_policy="top-up", rounds=1)), group(1)
     s.run(episode, status="failed")
     again = Episode("again", ticket=7, size=1, sample=0, attempt="a1", source="gateway-9")
     assert [c["kind"] for c in said(s.run(again, status="failed"))] == ["short"]

@@ -11,7 +11,7 @@ from millrace.trainers.algorithms.advantages import (
     lambdas,
     outcome_rewards,
     overlong_penalty,
-    shaped,
+    shape,
     turn_gae,
     turns_of,
 )
@@ -29,7 +29,7 @@ def test_overlong_vectors(length: int, penalty: float) -> None:
 
 
 def test_rewards_are_shifted_scaled_then_clipped() -> None:
-    assert shaped(column(0, 1, 9), bias=-0.5, scale=10, clip=20).tolist() == [-5, 5, 20]
+    assert shape(column(0, 1, 9), bias=-0.5, scale=10, clip=20).tolist() == [-5, 5, 20]
 
 
 def test_the_last_trainable_token_earns_the_outcome() -> None:

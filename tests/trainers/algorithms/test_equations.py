@@ -211,7 +211,7 @@ class Pass(SimpleNamespace):
         said = last if self.at_ends else before
         return torch.stack([said.get(place, torch.tensor(0.0).double()) for place in range(self.batch.length)])
 
-    def compared(self, temperature: float, of: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         both = ((x / temperature).log_softmax(-1) for x in (self.student, self.tutor))
         return of(*both), torch.zeros_like(self.logp)
 

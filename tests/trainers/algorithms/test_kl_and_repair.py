@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace.trainers.algorithms import kl, proximal
 from millrace.trainers.algorithms.presets import ICEPOP, KPOP, TIS
 from millrace.trainers.algorithms.registry import policy
-from millrace.trainers.algorithms.repair import Rejection, clamped, repair
+from millrace.trainers.algorithms.repair import Rejection, clamp_marks, repair
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
@@ -264,9 +264,9 @@ def test_reuse_is_the_recomputed_policy_while_there_is_one_step() -> None:
 def test_a_clamp_says_which_tokens_it_changed() -> None:
     ratios = torch.tensor([0.4, 0.5, 1.0, 2.0, 3.0], dtype=torch.float64)
     zero, one = torch.zeros_like(ratios), torch.ones_like(ratios)
-    share = clamped(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9), row(5))
+    share = clamp_marks(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9), row(5))
     assert share.tolist() == [0, 0, 0, 0, 1]
-    share = clamped(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9, lower=0.5 - 1e-9), row(5))
+    share = clamp_marks(ratios.log(), zero, one, replace(TIS, upper=2 + 1e-9, lower=0.5 - 1e-9), row(5))
     assert share.tolist() == [1, 0, 0, 0, 1]
     weight, _ = repair(ratios.log(), zero, one, TIS, row(5))
     assert ((weight - ratios).abs() > 1e-6).tolist() == [False, False, False, False, True]

@@ -94,7 +94,7 @@ def test_the_result_never_depends_on_the_cut(
     total, count, sums = 0.0, 0.0, dict.fromkeys(kind.measures, 0.0)
     ranks = [lambda reduce, part=part: kind.weigh(kind.accept(part), 0, scores, reduce) for part in parts]
     for rank, weights in enumerate(together(ranks)):
-        for micro in cut(kind.accept(parts[rank]), budget, whole=kind.whole):
+        for micro in cut(kind.accept(parts[rank]), budget, unite=kind.whole):
             batch = doubled(pack(micro).attach_samples(weights))
             mine = torch.cat([logp[member] for member in batch.members])
             loss, measured = kind.loss(mine, torch.zeros_like(mine), batch)
@@ -235,7 +235,7 @@ def test_versions_that_approximate_are_the_caller_s() -> None:
     """One version of lag is the convention that counts the current policy as the engine's version."""
     batch = weighed(policy("decoupled-loglinear"), random_samples(0, version=1))
     logp = current(batch)
-    here, lagging = (policy("decoupled-loglinear", proximal_lag=lag)._old(logp, batch) for lag in (0, 1))
+    here, lagging = (policy("decoupled-loglinear", proximal_lag=lag)._old_logprobs(logp, batch) for lag in (0, 1))
     at = batch.versions == 0
     share = 1 / 1.5
     torch.testing.assert_close(here[at], (batch.behaviour + share * (logp - batch.behaviour))[at])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.dpo import Dpo
-from millrace.trainers.algorithms.pairs import paired
+from millrace.trainers.algorithms.pairs import pair_weights
 from millrace.trainers.algorithms.reward_model import RewardModel, bradley_terry
 from millrace.trainers.batches.packing import KEEP, REFERENCE, SIDE, cut, pack
 from millrace.trainers.batches.sample import Sample
@@ -96,7 +96,7 @@ def test_pairs_are_never_split_and_order_does_not_matter(seed: int, budget: int,
     expected = kind.loss(current(whole), torch.zeros(whole.trainable), whole)[0]
     draw.shuffle(samples)
     total, count = 0.0, 0.0
-    for micro in cut(samples, budget, whole=kind.whole):
+    for micro in cut(samples, budget, unite=kind.whole):
         batch = weighed(kind, micro, scores=scores)
         total += float(kind.loss(current(batch), torch.zeros(batch.trainable), batch)[0])
         count += kind.count(batch)
@@ -119,7 +119,7 @@ def alone(samples: list[Sample]) -> list[Sample]:
 @pytest.mark.parametrize("spoil", [no_reward, all_masked, alone])
 def test_half_a_pair_is_no_pair(spoil: Callable[[list[Sample]], list[Sample]]) -> None:
     samples = spoil([s for s in pairs(0) if s.seq == 0])
-    weights = paired(samples, None)
+    weights = pair_weights(samples, None)
     assert not any(columns[SIDE].any() or columns[KEEP].any() for columns in weights.values())
     batch = pack([s for s in samples if s.trainable]).attach_samples(weights)
     loss, _ = bradley_terry(torch.ones(batch.samples), batch)
@@ -129,7 +129,7 @@ def test_half_a_pair_is_no_pair(spoil: Callable[[list[Sample]], list[Sample]]) -
 
 def test_more_than_two_replies_are_refused() -> None:
     with pytest.raises(BadConfiguration, match="give each pair a group"):
-        paired(random_samples(0, groups=1, group_size=3), None)
+        pair_weights(random_samples(0, groups=1, group_size=3), None)
 
 
 def test_without_a_reference_there_is_no_preference() -> None:

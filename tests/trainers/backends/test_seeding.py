@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from millrace.trainers.backends.seeding import repeatable, reseed
+from millrace.trainers.backends.seeding import repeatable, seed_step
 
 
 @pytest.fixture(autouse=True)
@@ -21,10 +21,10 @@ def as_it_was() -> Iterator[None]:
 def test_a_step_of_a_rank_draws_its_own() -> None:
     drawn = {}
     for place in [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0)]:
-        reseed(*place)
+        seed_step(*place)
         drawn[place] = float(torch.rand(()))
         torch.rand(7)
-        reseed(*place)
+        seed_step(*place)
         assert float(torch.rand(())) == drawn[place]
     assert len(set(drawn.values())) == len(drawn)
 

@@ -78,7 +78,7 @@ def test_columns_line_up_with_the_tokens_they_describe(shape: dict[str, int]) ->
 @given(SHAPES, st.integers(1, 200))
 def test_groups_that_belong_together_stay_together(shape: dict[str, int], budget: int) -> None:
     samples = random_samples(**shape)
-    micros = cut(samples, budget, whole=True)
+    micros = cut(samples, budget, unite=True)
     homes = [seq for micro in micros for seq in {sample.seq for sample in micro}]
     assert sorted(homes) == sorted({sample.seq for sample in samples})
     assert {id(s) for micro in micros for s in micro} == {id(s) for s in samples}

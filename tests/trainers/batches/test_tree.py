@@ -124,7 +124,7 @@ def test_the_order_samples_come_in_is_forgotten(seed: int, draw: random.Random) 
 @given(st.integers(0, 10**6), st.integers(1, 120), st.sampled_from(["sequential", "ffd", "kk"]), st.booleans())
 def test_micro_batches_of_trees(seed: int, budget: int, packing: str, whole: bool) -> None:
     samples = family(seed)
-    micros = cut(samples, budget, packing=packing, share=True, whole=whole)
+    micros = cut(samples, budget, packing=packing, share=True, unite=whole)
     assert {id(s) for micro in micros for s in micro} == {id(s) for s in samples if s.trainable}
     assert sum(len(micro) for micro in micros) == len({id(s) for s in samples if s.trainable})
     for micro in micros:

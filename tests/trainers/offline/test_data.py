@@ -138,7 +138,7 @@ def test_refused_rows_are_counted_and_named(tmp_path: Path, encoder: Encoder) ->
     path = lessons.write(tmp_path / "x.jsonl", [{"messages": [USER, REPLY]}, {"a": 1}, {"b": 1}, {"messages": [USER]}])
     heard: list[str] = []
     data = load(
-        read(path), demonstration, encoder, vocabulary=32, longest=64, refused=lambda where, why: heard.append(where)
+        read(path), demonstration, encoder, vocabulary=32, longest=64, on_reject=lambda where, why: heard.append(where)
     )
     assert heard == [f"{path}:2", f"{path}:3", f"{path}:4"]
     assert data.refused == {"no known shape": 2, "no assistant message to learn from": 1}
@@ -180,7 +180,7 @@ def test_content_that_a_template_cannot_join_refuses_its_row_alone(content: Any,
         encoder,
         vocabulary=32,
         longest=64,
-        refused=lambda where, reason: heard.append((where, reason)),
+        on_reject=lambda where, reason: heard.append((where, reason)),
     )
     assert [item.where for item in data.items] == ["x:2"]
     ((where, reason),) = heard

@@ -28,7 +28,7 @@ from millrace.trainers.backends.deepspeed.shards import WEIGHT, Shards
 from millrace.trainers.backends.group import RankGroup
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import ForwardPass
-from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
@@ -180,31 +180,31 @@ class ZeroEngine:
     ) -> StepResult:
         """One optimizer step; `total` adds values up over the ranks."""
         self.start()
-        reseed(self._seed, self.steps, self._group.rank)
+        seed_step(self._seed, self.steps, self._group.rank)
         totals = dict.fromkeys(algorithm.measures, 0.0)
         loss = 0.0
         for index, micro in enumerate(micros):
             self._engine.set_gradient_accumulation_boundary(index == len(micros) - 1)
             with self._clock.phase("forward"):
-                summed, sums = algorithm.evaluate(self.passes(micro, teacher))
-            value = float(summed.detach())
+                loss_sum, sums = algorithm.evaluate(self.passes(micro, teacher))
+            value = float(loss_sum.detach())
             share = self._group.world / denominator if math.isfinite(value) else math.nan
             with self._clock.phase("backward"):
-                self._engine.backward(summed * share)
+                self._engine.backward(loss_sum * share)
             loss += value
             for name in totals:
                 totals[name] += float(sums[name])
-        loss, *measured = total([loss, *totals.values()])
+        loss, *measures = total([loss, *totals.values()])
         for settings in self._engine.optimizer.param_groups:
             settings["lr"] = lr
         with self._clock.phase("optimizer"):
-            norm, applied = self._alone(total) if self._zero.stage == 0 else self._together()
-        self.steps += applied
+            norm, was_applied = self._alone(total) if self._zero.stage == 0 else self._together()
+        self.steps += was_applied
         return StepResult(
             loss=loss / denominator,
             grad_norm=norm,
-            sums=dict(zip(totals, measured, strict=True)),
-            applied=applied,
+            sums=dict(zip(totals, measures, strict=True)),
+            applied=was_applied,
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
@@ -215,8 +215,8 @@ class ZeroEngine:
 
     def _alone(self, total: Callable[[Sequence[float]], list[float]]) -> tuple[float, bool]:
         gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        squared = sum(float(torch.linalg.vector_norm(gradient).double() ** 2) for gradient in gradients)
-        norm = math.sqrt(total([squared / self._group.world])[0])
+        square_sum = sum(float(torch.linalg.vector_norm(gradient).double() ** 2) for gradient in gradients)
+        norm = math.sqrt(total([square_sum / self._group.world])[0])
         if not math.isfinite(norm):
             self._engine.zero_grad()
             return norm, False

@@ -64,10 +64,10 @@ class Shards:
                     "step": torch.tensor(float(step)),
                     **{slot: torch.zeros_like(holder) for slot in moments},
                 }
-            for slot, full in moments.items():
+            for slot, tensors in moments.items():
                 for name, fragment in self._fragments.items():
                     moment = self._optimizer.state[fragment.holder][slot]
-                    _piece(moment, fragment).copy_(_part(full[name], fragment))
+                    _piece(moment, fragment).copy_(_part(tensors[name], fragment))
 
     def gather(self, slots: tuple[str, ...]) -> dict[str, dict[str, torch.Tensor]]:
         """Whole fp32 tensors on the CPU of rank 0 by slot and name; empty elsewhere. All ranks call it."""
@@ -81,16 +81,16 @@ class Shards:
     def _gather(self, slot: str) -> Iterator[tuple[str, torch.Tensor]]:
         for names in buckets(self._shapes, lambda name: self._shapes[name].numel()):
             sizes = [self._shapes[name].numel() for name in names]
-            full = torch.zeros(sum(sizes))
-            for name, part in zip(names, full.split(sizes), strict=True):
+            flat = torch.zeros(sum(sizes))
+            for name, part in zip(names, flat.split(sizes), strict=True):
                 fragment = self._fragments.get(name)
                 if fragment is not None and (self._stage > 0 or self._rank == 0):
                     tensor = fragment.holder if slot == WEIGHT else self._optimizer.state[fragment.holder][slot]
                     _part(part, fragment).copy_(_piece(tensor.detach(), fragment))
             if self._stage > 0:
-                dist.reduce(full, dst=0)
+                dist.reduce(flat, dst=0)
             if self._rank == 0:
-                for name, part in zip(names, full.split(sizes), strict=True):
+                for name, part in zip(names, flat.split(sizes), strict=True):
                     yield name, part.view(self._shapes[name]).clone()
 
 
@@ -109,14 +109,14 @@ def _fragment(optimizer: Any, stage: int, rank: int, parameter: Any, size: int) 
             return None
         here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
         return Fragment(optimizer.single_partition_of_fp32_groups[0], there.start, here.start, here.numel)
-    group, at, each = optimizer.grad_position[optimizer.get_param_id(parameter)]
-    count = min(each, size - rank * each)
-    return Fragment(optimizer.fp32_partitioned_groups_flat[group], at, rank * each, count) if count > 0 else None
+    group, at, share = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    count = min(share, size - rank * share)
+    return Fragment(optimizer.fp32_partitioned_groups_flat[group], at, rank * share, count) if count > 0 else None
 
 
 def _piece(tensor: torch.Tensor, fragment: Fragment) -> torch.Tensor:
     return tensor.view(-1).narrow(0, fragment.at, fragment.count)
 
 
-def _part(full: torch.Tensor, fragment: Fragment) -> torch.Tensor:
-    return full.reshape(-1).narrow(0, fragment.start, fragment.count)
+def _part(tensor: torch.Tensor, fragment: Fragment) -> torch.Tensor:
+    return tensor.reshape(-1).narrow(0, fragment.start, fragment.count)

@@ -111,7 +111,7 @@ class MegatronBackend(Backend):
         self._roles[role] = MegatronTrainee(state, self._place, None)
 
     @property
-    def _formed(self) -> MegatronGroups:
+    def _live_groups(self) -> MegatronGroups:
         if self._groups is None:
             raise NotFormed("no group yet; call form first")
         return self._groups
@@ -120,7 +120,7 @@ class MegatronBackend(Backend):
     def _place(self) -> MegatronHome:
         from millrace.trainers.backends.megatron.trainee import MegatronHome
 
-        return MegatronHome(self.device, self._formed, self.rank, self.clock, self._logits)
+        return MegatronHome(self.device, self._live_groups, self.rank, self.clock, self._logits)
 
     def _role(self, role: str) -> MegatronTrainee:
         if role not in self._roles:
@@ -129,11 +129,11 @@ class MegatronBackend(Backend):
 
     @property
     def data_rank(self) -> int:
-        return self._formed.data_rank
+        return self._live_groups.data_rank
 
     @property
     def data_world(self) -> int:
-        return self._formed.layout.d
+        return self._live_groups.layout.d
 
     @property
     def steps(self) -> int:
@@ -156,14 +156,18 @@ class MegatronBackend(Backend):
         return self._ask(role, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
-        self, role: str, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor], sizes: Sequence[int]
+        self,
+        role: str,
+        micros: Sequence[Packed],
+        measure: Callable[[MicroBatchRun], torch.Tensor],
+        sizes: Sequence[int],
     ) -> list[torch.Tensor]:
         from millrace.trainers.backends.megatron.transfer import broadcast_scores
 
         trainee = self._role(role)
         with self.clock.phase("forward"):
-            scores = trainee.score(micros, what)
-            rows = broadcast_scores(scores, sizes, self._formed, self.device)
+            scores = trainee.score(micros, measure)
+            rows = broadcast_scores(scores, sizes, self._live_groups, self.device)
         return [vector.cpu() for vector in rows]
 
     def step(

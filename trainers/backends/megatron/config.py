@@ -108,7 +108,7 @@ def architecture(assets: Mapping[str, bytes]) -> Architecture:
 
 def check(arch: Architecture, layout: Layout) -> None:
     """BadConfiguration where the model does not divide as `layout` asks."""
-    for what, size, by, name in (
+    for part, size, by, name in (
         ("key-value heads", arch.groups, layout.t, "t"),
         ("attention heads", arch.heads, layout.t, "t"),
         ("feed-forward units", arch.ffn, layout.t if not arch.experts else expert_tensor(layout), "t"),
@@ -116,7 +116,7 @@ def check(arch: Architecture, layout: Layout) -> None:
         ("experts", arch.experts or layout.e, layout.e, "e"),
     ):
         if size % by:
-            raise BadConfiguration(f"{size} {what} do not divide by {name} = {by}; choose a divisor")
+            raise BadConfiguration(f"{size} {part} do not divide by {name} = {by}; choose a divisor")
     if layout.e > 1 and not arch.experts:
         raise BadConfiguration(f"e = {layout.e} needs a model with experts; this one has dense layers")
 
@@ -126,7 +126,7 @@ def transformer_config(arch: Architecture, layout: Layout) -> TransformerConfig:
     import torch
     from megatron.core.transformer import TransformerConfig
 
-    fused = (
+    fusions = (
         "bias_activation_fusion",
         "masked_softmax_fusion",
         "persist_layer_norm",
@@ -176,5 +176,5 @@ def transformer_config(arch: Architecture, layout: Layout) -> TransformerConfig:
         context_parallel_size=layout.c,
         sequence_parallel=layout.t > 1,
         **sparse,
-        **dict.fromkeys(fused, False),
+        **dict.fromkeys(fusions, False),
     )

@@ -48,8 +48,8 @@ def feed(batch: Packed, layout: Layout, part: int) -> Feed:
     bounds = [(run.start, run.count, run.length) for run in batch.runs]
     if extra:
         bounds.append((total, extra, 1))  # idle tokens, each a sample of its own
-    each = (total + extra) // layout.c
-    piece = slice(part * each, (part + 1) * each)
+    width = (total + extra) // layout.c
+    piece = slice(part * width, (part + 1) * width)
     if layout.c == 1:
         mask = torch.tensor(bounds, dtype=torch.int64)
     else:
@@ -58,9 +58,9 @@ def feed(batch: Packed, layout: Layout, part: int) -> Feed:
         )
         steps = torch.arange(total + extra, device=device)
         mask = (owners[piece, None] == owners[None]) & (steps[piece, None] >= steps[None])
-    of = torch.div(batch.at, each, rounding_mode="floor")
+    of = torch.div(batch.at, width, rounding_mode="floor")
     counts = tuple(torch.bincount(of, minlength=layout.c).tolist())
-    rows = batch.at[of == part] - part * each
+    rows = batch.at[of == part] - part * width
     return Feed(batch, tokens[:, piece], positions[:, piece], mask, rows, counts)
 
 
@@ -71,10 +71,10 @@ class _Parts(torch.autograd.Function):
     def forward(ctx: Any, mine: torch.Tensor, counts: tuple[int, ...], group: ProcessGroup) -> torch.Tensor:
         rank = dist.get_rank(group)
         ctx.own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
-        padded = mine.new_zeros((max(counts), *mine.shape[1:]))
-        padded[: mine.shape[0]] = mine
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded, group=group)
+        buffer = mine.new_zeros((max(counts), *mine.shape[1:]))
+        buffer[: mine.shape[0]] = mine
+        parts = [torch.empty_like(buffer) for _ in counts]
+        dist.all_gather(parts, buffer, group=group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     @staticmethod
@@ -104,55 +104,55 @@ class MicroBatchRun:
             before = sum(self.counts[: dist.get_rank(self.group)])
             labels = labels[before : before + self.output.shape[0]]
 
-        def of(scores: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def of(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             distribution = torch.log_softmax(scores / temperature, dim=-1)
-            return distribution.gather(-1, mine[:, None])[:, 0], _entropy(distribution)
+            return distribution.gather(-1, labels[:, None])[:, 0], _entropy(distribution)
 
         return self._pieces(of, labels)
 
-    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens at
         a time; entropies float32[M] of this model."""
         if self.taught is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
         hidden, score = self.taught()
 
-        def both(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def compare(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             distribution = torch.log_softmax(scores / temperature, dim=-1)
             with torch.no_grad():
                 target = torch.log_softmax(score(their).float() / temperature, dim=-1)
             return of(distribution, target), _entropy(distribution)
 
-        return self._pieces(both, hidden)
+        return self._pieces(compare, hidden)
 
     def _pieces(self, of: Of, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What `of` makes of the logits [n, V] and the rows of `beside` [m, ...]: float32[M] twice, the second without
         gradient. A piece keeps its hidden rows alone; backward computes its logits again."""
 
-        def piece(rows: torch.Tensor, mine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return of(self.head(rows).float(), mine)
+        def piece(rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return of(self.head(rows).float(), labels)
 
-        each = max(1, self.limit // self.vocabulary)
-        if self.output.shape[0] <= each:
+        count = max(1, self.limit // self.vocabulary)
+        if self.output.shape[0] <= count:
             first, second = piece(self.output, beside)
-            return self._whole(first), self._whole(second.detach())
-        pairs = zip(self.output.split(each), beside.split(each), strict=True)
+            return self._join_parts(first), self._join_parts(second.detach())
+        pairs = zip(self.output.split(count), beside.split(count), strict=True)
         parts = [checkpoint(piece, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
         first, second = (torch.cat(column) for column in zip(*parts, strict=True))
-        return self._whole(first), self._whole(second.detach())
+        return self._join_parts(first), self._join_parts(second.detach())
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
         values = self.output.float()
         if self.group is not None:
-            each = (values.shape[0],) * len(self.counts)
-            values = _join(values, each, self.group)
+            lengths = (values.shape[0],) * len(self.counts)
+            values = _join(values, lengths, self.group)
         return values[: self.batch.tokens.shape[1]]
 
-    def _whole(self, mine: torch.Tensor) -> torch.Tensor:
+    def _join_parts(self, piece: torch.Tensor) -> torch.Tensor:
         if self.group is None:
-            return mine
-        return _join(mine, self.counts, self.group)
+            return piece
+        return _join(piece, self.counts, self.group)
 
 
 def _entropy(distribution: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ def _entropy(distribution: torch.Tensor) -> torch.Tensor:
         return -(distribution.exp() * distribution).sum(-1)
 
 
-def _join(mine: torch.Tensor, counts: tuple[int, ...], group: ProcessGroup) -> torch.Tensor:
+def _join(piece: torch.Tensor, counts: tuple[int, ...], group: ProcessGroup) -> torch.Tensor:
     apply: Any = _Parts.apply
-    joined: torch.Tensor = apply(mine, counts, group)
-    return joined
+    out: torch.Tensor = apply(piece, counts, group)
+    return out

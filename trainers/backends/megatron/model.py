@@ -66,8 +66,8 @@ class PackedAttention(torch.nn.Module):
             return out.permute(2, 0, 1, 3).flatten(2)
         runs = tuple(SampleRun(*bounds) for bounds in attention_mask.tolist())
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        packed, _none = packed_attention(self, q, k, v, None, scaling=self.scale, runs=runs)
-        return packed.transpose(0, 1).flatten(2)
+        attention, _weights = packed_attention(self, q, k, v, None, scaling=self.scale, runs=runs)
+        return attention.transpose(0, 1).flatten(2)
 
 
 class PackedRotary(torch.nn.Module):
@@ -159,9 +159,9 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, V], on the last stage."""
         weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
-        logits, _none = self.output_layer(rows[:, None], weight=weight)
-        joined: torch.Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
-        return joined[:, 0, : self.arch.vocabulary]
+        logits, _bias = self.output_layer(rows[:, None], weight=weight)
+        full_logits: torch.Tensor = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
+        return full_logits[:, 0, : self.arch.vocabulary]
 
 
 def _mark_split(model: torch.nn.Module) -> None:

@@ -27,13 +27,13 @@ from millrace.trainers.weights.state import State
 class Optimizer:
     """Of one wrapped model."""
 
-    def __init__(self, wrapped: DistributedDataParallel, adam: Adam, groups: MegatronGroups) -> None:
-        self._wrapped, self._adam = wrapped, adam
-        dense = [p for p in wrapped.parameters() if getattr(p, "allreduce", True)]
-        expert = [p for p in wrapped.parameters() if not getattr(p, "allreduce", True)]
-        self._parts = [self._part(dense, wrapped.buffers, groups.dense, expert=False)]
+    def __init__(self, ddp: DistributedDataParallel, adam: Adam, groups: MegatronGroups) -> None:
+        self._wrapped, self._adam = ddp, adam
+        dense = [p for p in ddp.parameters() if getattr(p, "allreduce", True)]
+        expert = [p for p in ddp.parameters() if not getattr(p, "allreduce", True)]
+        self._parts = [self._part(dense, ddp.buffers, groups.dense, expert=False)]
         if expert:
-            self._parts.append(self._part(expert, wrapped.expert_parallel_buffers, groups.expert, expert=True))
+            self._parts.append(self._part(expert, ddp.expert_parallel_buffers, groups.expert, expert=True))
         self._group_of = {id(p): groups.dense for p in dense} | {id(p): groups.expert for p in expert}
         self._shards: dict[int, tuple[torch.Tensor, int, int, torch.optim.Optimizer]] = {}
         for part in self._parts:
@@ -87,12 +87,12 @@ class Optimizer:
 
     def squared_norm(self) -> float:
         """This rank's part of the squared gradient norm, in float64: over all ranks every element counts once."""
-        squared = 0.0
+        total = 0.0
         for part in self._parts:
             part.prepare_grads()
             for gradient in part.get_main_grads_for_grad_norm():
-                squared += float(torch.linalg.vector_norm(gradient).double() ** 2)
-        return squared
+                total += float(torch.linalg.vector_norm(gradient).double() ** 2)
+        return total
 
     def apply(self, norm: float, lr: float) -> None:
         """Clips by the whole model's norm, updates the shards and gathers the parameters."""
@@ -117,21 +117,21 @@ class Optimizer:
                 continue
             main, lo, hi, optimizer = self._shards[id(parameter)]
             extent: dict[str, torch.Tensor] = {"step": torch.tensor(float(state.step))}
-            for slot, full in state.moments.items():
-                filled = torch.zeros_like(parameter.data)
-                fill(filled, pieces[name], full)
-                extent[slot] = filled.reshape(-1)[lo:hi].clone()
+            for slot, tensors in state.moments.items():
+                local = torch.zeros_like(parameter.data)
+                fill(local, pieces[name], tensors)
+                extent[slot] = local.reshape(-1)[lo:hi].clone()
             optimizer.state[main] = extent
 
     def reader(self, slot: str) -> Callable[[torch.nn.Parameter], torch.Tensor]:
         """Gives a moment of a whole local parameter; the ranks that hold copies of the parameter call it together."""
 
         def read(parameter: torch.nn.Parameter) -> torch.Tensor:
-            full = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
+            flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
             if id(parameter) in self._shards:
                 main, lo, hi, optimizer = self._shards[id(parameter)]
-                full[lo:hi] = optimizer.state[main][slot]
-            dist.all_reduce(full, group=self._group_of[id(parameter)])
-            return full.view(parameter.shape)
+                flat[lo:hi] = optimizer.state[main][slot]
+            dist.all_reduce(flat, group=self._group_of[id(parameter)])
+            return flat.view(parameter.shape)
 
         return read

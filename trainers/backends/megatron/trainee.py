@@ -26,7 +26,7 @@ from millrace.trainers.backends.megatron.optimizer import Optimizer
 from millrace.trainers.backends.megatron.transfer import collect
 from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
 from millrace.trainers.backends.models.head import LOGITS, Rows
-from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.batches.packing import Packed
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
@@ -71,14 +71,14 @@ class MegatronTrainee:
 
     def _wrap(self, adam: Adam, state: State) -> None:
         config, groups = self.model.config, self._place.groups
-        wrapped = DistributedDataParallel(
+        ddp = DistributedDataParallel(
             config,
             DistributedDataParallelConfig(
                 use_distributed_optimizer=True, grad_reduce_in_fp32=True, average_in_collective=False
             ),
             self.model,
         )
-        self._optimizer = Optimizer(wrapped, adam, groups)
+        self._optimizer = Optimizer(ddp, adam, groups)
         if state.moments:
             self._optimizer.load(
                 {
@@ -87,21 +87,21 @@ class MegatronTrainee:
                 },
                 state,
             )
-        config.no_sync_func = wrapped.no_sync
+        config.no_sync_func = ddp.no_sync
         # The loss is divided by the denominator already: no count of tokens, no second division.
         config.finalize_model_grads_func = lambda models, _count=None, **rest: finalize_model_grads(
             models, None, **rest
         )
-        self._wrapped = wrapped
+        self._wrapped = ddp
 
     # ---- forward passes
 
-    def score(self, micros: Sequence[Packed], what: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[Packed], measure: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
         outputs: list[torch.Tensor] = []
 
-        def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            outputs.append(what(self._outcome(fed, output, None)))
+        def end(feed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            outputs.append(measure(self._outcome(feed, output, None)))
             return output.sum(), torch.zeros((), dtype=torch.int), {}
 
         with torch.no_grad():
@@ -109,11 +109,11 @@ class MegatronTrainee:
         return outputs
 
     def _outcome(
-        self, fed: Feed, output: torch.Tensor, taught: Callable[[], tuple[torch.Tensor, Rows]] | None
+        self, feed: Feed, output: torch.Tensor, teacher_rows: Callable[[], tuple[torch.Tensor, Rows]] | None
     ) -> MicroBatchRun:
         group, limit = self._place.groups.context, self._place.logits
         return MicroBatchRun(
-            fed.batch, output, self.model.logits, limit, fed.counts, group, self.arch.vocabulary, taught
+            feed.batch, output, self.model.logits, limit, feed.counts, group, self.arch.vocabulary, teacher_rows
         )
 
     def _flow(self, micros: Sequence[Packed], end: Callable[..., object], *, forward_only: bool) -> None:
@@ -122,11 +122,11 @@ class MegatronTrainee:
         feeds = [feed(micro.to(place.device), groups.layout, groups.part) for micro in micros]
 
         def forward(source: Iterator[Feed], model: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., object]]:
-            fed = next(source)
+            feed = next(source)
             with place.clock.phase("forward"):
-                self.model.prepare(fed.positions[0], fed.rows)
-                output = model(fed.tokens, fed.positions, fed.mask)
-            return output, lambda final: self._close(end, fed, final)
+                self.model.prepare(feed.positions[0], feed.rows)
+                output = model(feed.tokens, feed.positions, feed.mask)
+            return output, lambda final: self._close(end, feed, final)
 
         get_forward_backward_func()(
             forward_step_func=forward,
@@ -138,9 +138,9 @@ class MegatronTrainee:
             forward_only=forward_only,
         )
 
-    def _close(self, end: Callable[..., object], fed: Feed, output: torch.Tensor) -> object:
+    def _close(self, end: Callable[..., object], feed: Feed, output: torch.Tensor) -> object:
         with self._place.clock.phase("forward"):
-            return end(fed, output)
+            return end(feed, output)
 
     # ---- the step
 
@@ -156,44 +156,44 @@ class MegatronTrainee:
         """One optimizer step; `total` adds values up over the ranks."""
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
-        reseed(self._seed, self.steps, self._place.rank)
+        seed_step(self._seed, self.steps, self._place.rank)
         clock, groups = self._place.clock, self._place.groups
         totals = dict.fromkeys(algorithm.measures, 0.0)
         losses: list[float] = []
-        taught = self._taught(teacher, micros)
+        teacher_rows = self._teacher_rows(teacher, micros)
 
-        def end(fed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
-            run = self._outcome(fed, output, taught and partial(taught, len(losses)))
-            summed, sums = algorithm.evaluate(run)
-            losses.append(float(summed.detach()))
+        def end(feed: Feed, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
+            run = self._outcome(feed, output, teacher_rows and partial(teacher_rows, len(losses)))
+            loss_sum, sums = algorithm.evaluate(run)
+            losses.append(float(loss_sum.detach()))
             for name in totals:
                 totals[name] += float(sums[name])
-            return summed / denominator, torch.zeros((), dtype=torch.int), {}
+            return loss_sum / denominator, torch.zeros((), dtype=torch.int), {}
 
         self._optimizer.zero()
         with clock.phase("backward"):
             self._flow(micros, end, forward_only=False)
         with clock.phase("optimizer"):
-            squared = self._optimizer.squared_norm()
+            square_sum = self._optimizer.squared_norm()
         numbers = [math.fsum(losses), *totals.values()]
-        squared, loss, *measured = total([squared, *(numbers if groups.counts else [0.0] * len(numbers))])
-        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        square_sum, loss, *measures = total([square_sum, *(numbers if groups.counts else [0.0] * len(numbers))])
+        norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
         loss /= denominator
-        applied = math.isfinite(norm) and math.isfinite(loss)
-        if applied:
+        was_applied = math.isfinite(norm) and math.isfinite(loss)
+        if was_applied:
             with clock.phase("optimizer"):
                 self._optimizer.apply(norm, lr)
             self.steps += 1
         return StepResult(
             loss=loss,
             grad_norm=norm,
-            sums=dict(zip(totals, measured, strict=True)),
-            applied=applied,
+            sums=dict(zip(totals, measures, strict=True)),
+            applied=was_applied,
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
 
-    def _taught(
+    def _teacher_rows(
         self, teacher: MegatronTrainee | None, micros: Sequence[Packed]
     ) -> Callable[[int], tuple[torch.Tensor, Rows]] | None:
         """What the teacher's head gets of each micro-batch, and its head. Found before the step, since a pipeline
@@ -211,11 +211,11 @@ class MegatronTrainee:
         if self._optimizer is not None and self.steps:
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = self._optimizer.reader(slot)
-        gathered = {
+        tensors = {
             slot: collect(self.arch, self._place.groups, self.model, read, self._place.rank)
             for slot, read in slots.items()
         }
         if self._place.rank != 0:
             return None
-        weights = gathered.pop("")
-        return State(weights, self._assets, gathered, self.steps, self._seed)
+        weights = tensors.pop("")
+        return State(weights, self._assets, tensors, self.steps, self._seed)

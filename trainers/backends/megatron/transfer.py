@@ -29,12 +29,12 @@ def collect(
     tensors: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         copies = groups.dense if getattr(parameter, "allreduce", True) else groups.expert
-        gathered = read(parameter)
+        tensor = read(parameter)
         if dist.get_rank(copies) == 0:
-            tensors[name] = gathered.detach().to("cpu", torch.float32, copy=True)
+            tensors[name] = tensor.detach().to("cpu", torch.float32, copy=True)
     entry = groups.place, [(name, tuple(x.shape)) for name, x in tensors.items()]
     listing = exchange(entry, tuple[Coordinates, list[tuple[str, tuple[int, ...]]]])
-    full = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
+    out = {name: torch.zeros(shape) for name, shape in shapes(arch).items()} if rank == 0 else {}
     for source, (place, names) in enumerate(listing):
         for name, shape in names:
             if rank not in (0, source):
@@ -47,8 +47,8 @@ def collect(
             else:
                 dist.send(tensors[name], dst=0)
                 continue
-            empty(local, pieces(arch, groups.layout, place, name), full)
-    return full
+            empty(local, pieces(arch, groups.layout, place, name), out)
+    return out
 
 
 def broadcast_scores(

@@ -82,13 +82,13 @@ def shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 
 def check_state(arch: Architecture, weights: Mapping[str, torch.Tensor]) -> None:
     """CheckpointError unless `weights` are exactly the model's."""
-    expected = shapes(arch)
-    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    by_name = shapes(arch)
+    missing, unknown = sorted(by_name.keys() - weights.keys()), sorted(weights.keys() - by_name.keys())
     if missing or unknown:
         raise CheckpointError(
             f"weights do not fit config.json: missing {missing[:3]}, unknown {unknown[:3]}; both must be of one model"
         )
-    for name, shape in expected.items():
+    for name, shape in by_name.items():
         if tuple(weights[name].shape) != shape:
             raise CheckpointError(f"{name} is {tuple(weights[name].shape)} in the weights, {shape} in config.json")
 
@@ -99,27 +99,27 @@ def pieces(arch: Architecture, layout: Layout, place: Coordinates, name: str) ->
         return _vocabulary(arch, layout, place, EMBEDDING)
     if name == "output_layer.weight":
         if arch.scalar:
-            return [_whole(SCORE)]
+            return [_full_piece(SCORE)]
         return _vocabulary(arch, layout, place, EMBEDDING if arch.tied else HEAD)
     if name == "decoder.final_layernorm.weight":
-        return [_whole(FINAL_NORM)]
-    matched = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
-    if matched is None:
+        return [_full_piece(FINAL_NORM)]
+    match = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    if match is None:
         raise CheckpointError(f"no Hugging Face tensor is known for Megatron's {name}")
-    layer = int(matched[1]) + place.p * (arch.layers // layout.p)
-    return _in_layer(arch, layout, place, f"model.layers.{layer}", matched[2])
+    layer = int(match[1]) + place.p * (arch.layers // layout.p)
+    return _in_layer(arch, layout, place, f"model.layers.{layer}", match[2])
 
 
 def _in_layer(arch: Architecture, layout: Layout, place: Coordinates, layer: str, name: str) -> list[Piece]:
-    whole = {
+    renames = {
         "input_layernorm.weight": "input_layernorm.weight",
         "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
         "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
         "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
         "mlp.router.weight": "mlp.gate.weight",
     }
-    if name in whole:
-        return [_whole(f"{layer}.{whole[name]}")]
+    if name in renames:
+        return [_full_piece(f"{layer}.{renames[name]}")]
     if name.startswith("self_attention.linear_qkv."):
         return _qkv(arch, layout, place, f"{layer}.self_attn", name.rpartition(".")[2])
     if name == "self_attention.linear_proj.weight":
@@ -127,13 +127,13 @@ def _in_layer(arch: Architecture, layout: Layout, place: Coordinates, layer: str
     if name == "mlp.linear_fc1.weight":
         lo, hi = _share(arch.ffn, layout.t, place.t)
         gate, up = f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"
-        return _stacked([(gate, (slice(lo, hi),), hi - lo), (up, (slice(lo, hi),), hi - lo)])
+        return _stack([(gate, (slice(lo, hi),), hi - lo), (up, (slice(lo, hi),), hi - lo)])
     if name == "mlp.linear_fc2.weight":
         return [_columns(f"{layer}.mlp.down_proj.weight", arch.ffn, layout.t, place.t)]
-    matched = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.linear_(fc1|fc2)\.weight", name)
-    if matched is None:
+    match = re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)\.linear_(fc1|fc2)\.weight", name)
+    if match is None:
         raise CheckpointError(f"no Hugging Face tensor is known for {name} of Megatron's layers")
-    return _expert(arch, layout, place, f"{layer}.mlp.experts", int(matched[1]), matched[2])
+    return _expert(arch, layout, place, f"{layer}.mlp.experts", int(match[1]), match[2])
 
 
 def _expert(arch: Architecture, layout: Layout, place: Coordinates, experts: str, local: int, part: str) -> list[Piece]:
@@ -142,7 +142,7 @@ def _expert(arch: Architecture, layout: Layout, place: Coordinates, experts: str
     if part == "fc2":
         return [Piece(f"{experts}.down_proj", (expert, slice(None), slice(lo, hi)), (slice(None),))]
     gate, up = ((expert, slice(base + lo, base + hi)) for base in (0, arch.ffn))
-    return _stacked([(f"{experts}.gate_up_proj", rows, hi - lo) for rows in (gate, up)])
+    return _stack([(f"{experts}.gate_up_proj", rows, hi - lo) for rows in (gate, up)])
 
 
 def _qkv(arch: Architecture, layout: Layout, place: Coordinates, attention: str, kind: str) -> list[Piece]:
@@ -152,10 +152,10 @@ def _qkv(arch: Architecture, layout: Layout, place: Coordinates, attention: str,
         parts.append((f"{attention}.q_proj.{kind}", (slice(group * queries, (group + 1) * queries),), queries))
         for part in "kv":
             parts.append((f"{attention}.{part}_proj.{kind}", (slice(group * d, (group + 1) * d),), d))
-    return _stacked(parts)
+    return _stack(parts)
 
 
-def _stacked(parts: list[tuple[str, Index, int]]) -> list[Piece]:
+def _stack(parts: list[tuple[str, Index, int]]) -> list[Piece]:
     """Parts of (name, index, rows), one below the other."""
     pieces, row = [], 0
     for name, of, rows in parts:
@@ -164,7 +164,7 @@ def _stacked(parts: list[tuple[str, Index, int]]) -> list[Piece]:
     return pieces
 
 
-def _whole(name: str) -> Piece:
+def _full_piece(name: str) -> Piece:
     return Piece(name, (slice(None),), (slice(None),))
 
 
@@ -179,19 +179,19 @@ def _vocabulary(arch: Architecture, layout: Layout, place: Coordinates, name: st
 
 
 def _share(size: int, world: int, rank: int) -> tuple[int, int]:
-    each = size // world
-    return rank * each, (rank + 1) * each
+    width = size // world
+    return rank * width, (rank + 1) * width
 
 
-def fill(local: torch.Tensor, pieces: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
+def fill(local: torch.Tensor, pieces: list[Piece], tensors: Mapping[str, torch.Tensor]) -> None:
     """Copies a parameter's pieces in; what no piece covers (padding) becomes zero. In place."""
     with torch.no_grad():
         local.zero_()
         for piece in pieces:
-            local[piece.at] = full[piece.name][piece.of].to(local)
+            local[piece.at] = tensors[piece.name][piece.of].to(local)
 
 
-def empty(local: torch.Tensor, pieces: list[Piece], full: Mapping[str, torch.Tensor]) -> None:
+def empty(local: torch.Tensor, pieces: list[Piece], tensors: Mapping[str, torch.Tensor]) -> None:
     """The way back: copies a parameter's pieces out into the full tensors. In place."""
     for piece in pieces:
-        full[piece.name][piece.of] = local[piece.at].to(full[piece.name])
+        tensors[piece.name][piece.of] = local[piece.at].to(tensors[piece.name])

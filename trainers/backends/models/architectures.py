@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TESTED = frozenset(
+TESTED_KINDS = frozenset(
     (
         "arcee",
         "bamba",

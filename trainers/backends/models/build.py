@@ -112,8 +112,8 @@ def _numbers(value: object) -> Any:
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
-        return {name: _numbers(each) for name, each in value.items()}
-    return [_numbers(each) for each in value] if isinstance(value, list) else value
+        return {name: _numbers(item) for name, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 def _causal(config: PretrainedConfig) -> PreTrainedModel:

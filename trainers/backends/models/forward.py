@@ -38,28 +38,28 @@ class ForwardPass:
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, self.logits, **self._given)
+        return token_logprobs(self.model, self.batch, temperature, self.logits, **self._arguments)
 
-    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
         at a time; entropies float32[M] of this model."""
         if self.teacher_model is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
         models = self.model, self.teacher_model
-        given = self._given, {**self.extra, **self.teacher_fed}
-        return token_comparison(models, given, self.batch, temperature, of, self.logits)
+        arguments = self._arguments, {**self.extra, **self.teacher_fed}
+        return token_comparison(models, arguments, self.batch, temperature, of, self.logits)
 
     def hidden(self) -> torch.Tensor:
         """What a pipeline stage before the last passes on, [1, T, H]."""
-        return run(self.model, self.batch, **self._given)
+        return run(self.model, self.batch, **self._arguments)
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
-        values: torch.Tensor = run(self.model, self.batch, **self._given)[0, :, 0].float()
+        values: torch.Tensor = run(self.model, self.batch, **self._arguments)[0, :, 0].float()
         return values
 
     @property
-    def _given(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         return {**self.extra, **self.fed}
 
 
@@ -78,22 +78,24 @@ def token_logprobs(
 
 def token_comparison(
     models: tuple[torch.nn.Module, torch.nn.Module],
-    given: tuple[Mapping[str, Any], Mapping[str, Any]],
+    arguments: tuple[Mapping[str, Any], Mapping[str, Any]],
     batch: Packed,
     temperature: float,
     compare: Compared,
     logits: int = LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[M] that `compare` makes of the log-probabilities of two models, of which the second is a teacher, and
-    entropies float32[M] of the first. given: more arguments of each one's forward."""
-    (model, teacher), (extra, theirs_too) = models, given
+    entropies float32[M] of the first. arguments: more arguments of each one's forward."""
+    (model, teacher), (extra, theirs_too) = models, arguments
     with torch.no_grad():
         rows = rows_at_once(teacher, logits)
         if rows is None:
             score: Rows = as_they_are
-            theirs = run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
+            teacher_rows = run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
         else:
-            theirs, score = hidden_rows(teacher, lambda: run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0])
+            teacher_rows, score = hidden_rows(
+                teacher, lambda: run(teacher, batch, logits_to_keep=batch.at, **theirs_too)[0]
+            )
 
     def of(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = torch.log_softmax(scores / temperature, dim=-1)
@@ -101,7 +103,7 @@ def token_comparison(
             target = torch.log_softmax(score(their) / temperature, dim=-1)
         return compare(distribution, target), _entropy(distribution)
 
-    return _pieces(model, batch, of, theirs, logits, extra)
+    return _pieces(model, batch, of, teacher_rows, logits, extra)
 
 
 def _entropy(distribution: torch.Tensor) -> torch.Tensor:

@@ -46,10 +46,10 @@ def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
 def in_pieces(model: torch.nn.Module, rows: int, of: Of, beside: torch.Tensor) -> Iterator[None]:
     """Inside, the model's logits are float32[1, M, 2] instead: the two columns that `of` makes of them. beside: [M,
     ...], of which each piece gets its rows."""
-    plain: Callable[[torch.Tensor], torch.Tensor] = model.get_submodule(HEAD).forward
+    head: Callable[[torch.Tensor], torch.Tensor] = model.get_submodule(HEAD).forward
 
     def piece(hidden: torch.Tensor, bounds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return of(plain(hidden).float(), bounds)
+        return of(head(hidden).float(), bounds)
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
         pairs = zip(hidden[0].split(rows), beside.split(rows), strict=True)
@@ -71,16 +71,16 @@ def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tupl
     with instead(model.get_submodule(HEAD), lambda hidden: hidden):
         hidden = run()
     head = model.get_submodule(HEAD)
-    whole = {
+    parameters = {
         name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().to(hidden.dtype)
         for name, tensor in head.named_parameters()
     }
 
-    joined: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
+    join: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
-        partial = torch.nn.functional.linear(rows, whole["weight"], whole.get("bias")).float()
-        return joined(partial)
+        partial = torch.nn.functional.linear(rows, parameters["weight"], parameters.get("bias")).float()
+        return join(partial)
 
     return hidden, logits
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedModel
 
 from millrace.trainers.backends.models import rows
-from millrace.trainers.backends.models.architectures import TESTED
+from millrace.trainers.backends.models.architectures import TESTED_KINDS
 from millrace.trainers.backends.models.forward import run
 from millrace.trainers.backends.models.head import instead
 from millrace.trainers.batches import attention
@@ -63,17 +63,17 @@ class Way:
         return self.attention == attention.NAME
 
 
-_found: dict[bytes, Way] = {}
+_ways: dict[bytes, Way] = {}
 
 
 def settle(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], configuration: bytes) -> Way:
     """Makes a whole `model` compute in the way that is right for it. `weights`: its parameters; the model's own are not
     read. BadConfiguration, with the reasons, where no way is."""
     key = hashlib.sha256(configuration).digest()
-    way = _found.get(key)
+    way = _ways.get(key)
     if way is None:
         way = find(model, weights)
-        _found[key] = way
+        _ways[key] = way
         _tell(model, way)
     use(model, way.attention)
     return way
@@ -84,7 +84,7 @@ def find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     training = model.training
     model.train(False)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), narrowed(model):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), narrow(model):
             return _find(model, weights)
     finally:
         model.train(training)
@@ -92,18 +92,18 @@ def find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
 
 def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     case = _Case(model, weights)
-    stretched = _stretches(model.config)
-    if stretched:
-        raise BadConfiguration(f"{_name(model)}: {stretched}")
+    stretches = _stretches(model.config)
+    if stretches:
+        raise BadConfiguration(f"{_name(model)}: {stretches}")
     batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
     try:
-        plain = [_alone(case, batch.members) for batch in batches]
+        truths = [_alone(case, batch.members) for batch in batches]
         ahead = _looks_ahead(case, batches[0])
     except Exception as error:  # any model's own code
         raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
     if ahead:
         raise BadConfiguration(f"{_name(model)}: its tokens see later ones: name a causal model, or set is_decoder")
-    finite = all(bool(torch.isfinite(truth).all()) for truth in plain)
+    finite = all(bool(torch.isfinite(truth).all()) for truth in truths)
     because: list[str] = []
     state = carries(model)
     if state:
@@ -113,14 +113,14 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
             continue
         use(model, name)
         try:
-            gap = _gap(case, batches, plain, packed=name == attention.NAME)
+            gap = _gap(case, batches, truths, is_packed=name == attention.NAME)
         except Exception as error:  # any model's own code: what it raises says why this way is none
             because.append(_line(error))
             continue
         if not finite or gap <= TOLERANCE:
             return Way(name, "; ".join(dict.fromkeys(because)), gap if finite else None)
-        what = {attention.NAME: "in packed rows", rows.NAME: "in rows of their own"}.get(name, "in rows, eager")
-        because.append(f"{what} its hidden states are off by {gap:.1e}")
+        where = {attention.NAME: "in packed rows", rows.NAME: "in rows of their own"}.get(name, "in rows, eager")
+        because.append(f"{where} its hidden states are off by {gap:.1e}")
     raise BadConfiguration(
         f"{_name(model)} cannot be trained here: {'; '.join(because)}. docs/architectures.md lists the models that can"
     )
@@ -164,19 +164,19 @@ def configurations(model: torch.nn.Module) -> list[PretrainedConfig]:
 
 
 @contextmanager
-def narrowed(model: torch.nn.Module) -> Iterator[None]:
+def narrow(model: torch.nn.Module) -> Iterator[None]:
     """Inside, windows of attention are at most `WINDOW` tokens wide."""
-    changed: list[tuple[object, str, int]] = []
+    changes: list[tuple[object, str, int]] = []
     for owner in [*configurations(model), *model.modules()]:
         for name in WINDOWS:
             width = vars(owner).get(name)
             if isinstance(width, int) and not isinstance(width, bool) and width > WINDOW:
-                changed.append((owner, name, width))
+                changes.append((owner, name, width))
                 setattr(owner, name, WINDOW)
     try:
         yield
     finally:
-        for owner, name, width in changed:
+        for owner, name, width in changes:
             setattr(owner, name, width)
 
 
@@ -211,22 +211,22 @@ def _looks_ahead(case: _Case, batch: Packed) -> bool:
     """Whether a token's hidden state depends on tokens after it."""
     longest = batch.members[-1]
     size = longest.length // 2
-    short = _sample(longest.tokens[:size], 0)
-    uncut, cut = _alone(case, [longest])[: size - 1], _alone(case, [short])
+    prefix = _sample(longest.tokens[:size], 0)
+    uncut, cut = _alone(case, [longest])[: size - 1], _alone(case, [prefix])
     return bool((uncut - cut).norm() > TOLERANCE * uncut.norm())
 
 
-def _gap(case: _Case, batches: Sequence[Packed], plain: Sequence[torch.Tensor], *, packed: bool) -> float:
+def _gap(case: _Case, batches: Sequence[Packed], truths: Sequence[torch.Tensor], *, is_packed: bool) -> float:
     """The smallest over the batches of the largest distance of a token's hidden state. BadConfiguration where packed
     attention is not asked at all."""
     gaps = []
     scalar = hasattr(case.behind, "score")
-    for batch, truth in zip(batches, plain, strict=True):
-        with instead(rows.head_of(case), lambda hidden: hidden), attention.counted() as calls:
+    for batch, truth in zip(batches, truths, strict=True):
+        with instead(rows.head_of(case), lambda hidden: hidden), attention.count_calls() as calls:
             distances = (
                 run(case, batch)[0, batch.at] if scalar else run(case, batch, logits_to_keep=batch.at)[0]
             ).float()
-        if packed and not calls:
+        if is_packed and not calls:
             raise BadConfiguration("its attention is written out in its own layers")
         if distances.shape != truth.shape:
             raise BadConfiguration(f"it answers {tuple(distances.shape)} where {tuple(truth.shape)} was asked")
@@ -272,7 +272,7 @@ def _tell(model: PreTrainedModel, way: Way) -> None:
             ", by transformers' eager attention" if way.attention == rows.EAGER else "",
             way.because,
         )
-    if model.config.model_type not in TESTED:
+    if model.config.model_type not in TESTED_KINDS:
         log.warning(
             "%s: untested: docs/architectures.md does not have it, and a short comparison at load is all that was made",
             _name(model),

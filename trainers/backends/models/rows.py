@@ -65,7 +65,7 @@ def run_rows(model: torch.nn.Module, batch: Packed, keep: torch.Tensor | None) -
         )
     tokens, mask, places = _dense(batch)
     rows = places if keep is None else places[keep]
-    with _gathered(head_of(model), rows):
+    with _at_places(head_of(model), rows):
         logits: torch.Tensor = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
     return logits
 
@@ -82,7 +82,7 @@ def _dense(batch: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def _gathered(head: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
+def _at_places(head: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
     """Inside, a head gets the rows `places` of the flat batch alone, as [1, M, H]."""
 
     def before(_module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -43,9 +43,9 @@ class PipelineStage:
 
     def layers(self, total: int) -> range:
         """Its layers of `total`; earlier stages have one more where they do not divide."""
-        each, more = divmod(total, self.count)
-        start = self.index * each + min(self.index, more)
-        return range(start, start + each + (self.index < more))
+        share, more = divmod(total, self.count)
+        start = self.index * share + min(self.index, more)
+        return range(start, start + share + (self.index < more))
 
 
 ONE_STAGE = PipelineStage()

@@ -28,7 +28,7 @@ class Team:
     clock: Clock
 
 
-class _Kept(Protocol):
+class _SpoolEntry(Protocol):
     """What a function remembers for its gradient: each sets some of these."""
 
     team: Team
@@ -39,29 +39,29 @@ class _Kept(Protocol):
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, piece: torch.Tensor, team: Team) -> torch.Tensor:
+    def forward(ctx: _SpoolEntry, piece: torch.Tensor, team: Team) -> torch.Tensor:
         ctx.team = team
         return _all_gather(piece, team)
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _reduce_scatter(gradients[0], ctx.team), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, partial: torch.Tensor, team: Team) -> torch.Tensor:
+    def forward(ctx: _SpoolEntry, partial: torch.Tensor, team: Team) -> torch.Tensor:
         ctx.team = team
         return _reduce_scatter(partial, team)
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _all_gather(gradients[0], ctx.team), None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, piece: torch.Tensor, dim: int, team: Team) -> torch.Tensor:
+    def forward(ctx: _SpoolEntry, piece: torch.Tensor, dim: int, team: Team) -> torch.Tensor:
         ctx.team, ctx.dim = team, dim
         pieces = [torch.empty_like(piece, memory_format=torch.contiguous_format) for _ in range(team.size)]
         if piece.numel() > 0:
@@ -70,19 +70,21 @@ class _Join(torch.autograd.Function):
         return torch.cat(pieces, dim)
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         piece = gradients[0].chunk(ctx.team.size, ctx.dim)[ctx.team.rank]
         return piece.contiguous(), None, None
 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Kept, rows: torch.Tensor, sent: list[int], came: list[int], team: Team) -> torch.Tensor:
-        ctx.sent, ctx.came, ctx.team = sent, came, team
-        return _all_to_all(rows, sent, came, team)
+    def forward(
+        ctx: _SpoolEntry, rows: torch.Tensor, out_counts: list[int], came: list[int], team: Team
+    ) -> torch.Tensor:
+        ctx.sent, ctx.came, ctx.team = out_counts, came, team
+        return _all_to_all(rows, out_counts, came, team)
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _all_to_all(gradients[0], ctx.came, ctx.sent, ctx.team), None, None, None
 
 
@@ -101,11 +103,11 @@ exchange: Callable[[torch.Tensor, list[int], list[int], Team], torch.Tensor] = _
 
 def _all_gather(piece: torch.Tensor, team: Team) -> torch.Tensor:
     _, length, *rest = piece.shape
-    gathered = piece.new_empty((team.size * length, *rest))
-    if gathered.numel() > 0:
+    out = piece.new_empty((team.size * length, *rest))
+    if out.numel() > 0:
         with team.clock.phase(COLLECTIVES):
-            dist.all_gather_single(gathered, piece[0].contiguous(), group=team.group)
-    return gathered[None]
+            dist.all_gather_single(out, piece[0].contiguous(), group=team.group)
+    return out[None]
 
 
 def _reduce_scatter(partial: torch.Tensor, team: Team) -> torch.Tensor:
@@ -117,8 +119,8 @@ def _reduce_scatter(partial: torch.Tensor, team: Team) -> torch.Tensor:
     return piece[None]
 
 
-def _all_to_all(rows: torch.Tensor, sent: list[int], came: list[int], team: Team) -> torch.Tensor:
-    received = rows.new_empty((sum(came), *rows.shape[1:]))
+def _all_to_all(rows: torch.Tensor, out_counts: list[int], came: list[int], team: Team) -> torch.Tensor:
+    out = rows.new_empty((sum(came), *rows.shape[1:]))
     with team.clock.phase(COLLECTIVES):
-        dist.all_to_all_single(received, rows.contiguous(), came, sent, group=team.group)
-    return received
+        dist.all_to_all_single(out, rows.contiguous(), came, out_counts, group=team.group)
+    return out

@@ -66,7 +66,7 @@ def spread(model: PreTrainedModel, size: int, tensor: int = 1) -> None:
             set_attention(config, NAME)
 
 
-class _Kept(Protocol):
+class _SpoolEntry(Protocol):
     """What a function remembers for its gradient: each sets one of these."""
 
     context: Context
@@ -77,12 +77,12 @@ class _Exchange(torch.autograd.Function):
     """x [c, ...] -> [c, ...]: entry j goes to rank j, entry i comes from rank i. Its own transpose."""
 
     @staticmethod
-    def forward(ctx: _Kept, x: torch.Tensor, context: Context) -> torch.Tensor:
+    def forward(ctx: _SpoolEntry, x: torch.Tensor, context: Context) -> torch.Tensor:
         ctx.context = context
         return _all_to_all(x, context)
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _all_to_all(gradients[0], ctx.context), None
 
 
@@ -91,10 +91,10 @@ _exchange: Callable[[torch.Tensor, Context], torch.Tensor] = _Exchange.apply
 
 def _all_to_all(x: torch.Tensor, context: Context) -> torch.Tensor:
     x = x.contiguous()
-    received = torch.empty_like(x)
+    out = torch.empty_like(x)
     with context.clock.phase(COLLECTIVES):
-        dist.all_to_all_single(received, x, group=context.group)
-    return received
+        dist.all_to_all_single(out, x, group=context.group)
+    return out
 
 
 class _Join(torch.autograd.Function):
@@ -102,7 +102,7 @@ class _Join(torch.autograd.Function):
     so each takes the gradient of its own part and nothing is summed."""
 
     @staticmethod
-    def forward(ctx: _Kept, mine: torch.Tensor, counts: tuple[int, ...], context: Context) -> torch.Tensor:
+    def forward(ctx: _SpoolEntry, mine: torch.Tensor, counts: tuple[int, ...], context: Context) -> torch.Tensor:
         ctx.span = spans(counts, context.rank)
         widest = max(counts)
         if widest == 0:
@@ -115,7 +115,7 @@ class _Join(torch.autograd.Function):
         return torch.cat([row[:count] for row, count in zip(rows, counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         lo, hi = ctx.span
         return gradients[0][lo:hi], None, None
 
@@ -123,17 +123,17 @@ class _Join(torch.autograd.Function):
 _join: Callable[[torch.Tensor, tuple[int, ...], Context], torch.Tensor] = _Join.apply
 
 
-def join(mine: torch.Tensor, counts: Sequence[int], context: Context) -> torch.Tensor:
+def join(piece: torch.Tensor, counts: Sequence[int], context: Context) -> torch.Tensor:
     """The ranks' rows one after another, counts[r] of rank r; differentiable where every rank computes the same of
     it."""
-    return _join(mine, tuple(counts), context)
+    return _join(piece, tuple(counts), context)
 
 
 def to_heads(x: torch.Tensor, context: Context) -> torch.Tensor:
     """[1, H, T/c, D] of all heads -> [1, H/c, T, D] of all positions."""
-    _, heads, each, width = x.shape
-    came = _exchange(x.view(context.size, heads // context.size, each, width), context)
-    return came.transpose(0, 1).reshape(1, heads // context.size, context.size * each, width)
+    _, heads, length, width = x.shape
+    came = _exchange(x.view(context.size, heads // context.size, length, width), context)
+    return came.transpose(0, 1).reshape(1, heads // context.size, context.size * length, width)
 
 
 def to_positions(x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -159,8 +159,8 @@ def context_attention(
     if repeats > 1:  # fewer key heads than ranks: neighbours get the same one
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     query, key, value = (to_heads(x.contiguous(), context) for x in (query, key, value))
-    attended, _ = packed_attention(module, query, key, value, attention_mask, **rest)
-    return to_positions(attended.contiguous(), context), None
+    attention, _ = packed_attention(module, query, key, value, attention_mask, **rest)
+    return to_positions(attention.contiguous(), context), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +178,9 @@ class ContextPass:
         logprobs, entropy = self.inner.tokens(temperature)
         return self._labels(logprobs), self._labels(entropy)
 
-    def compared(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `ForwardPass.compared` of the whole micro-batch."""
-        gaps, entropy = self.inner.compared(temperature, of)
+    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `ForwardPass.comparison` of the whole micro-batch."""
+        gaps, entropy = self.inner.comparison(temperature, of)
         return self._labels(gaps), self._labels(entropy)
 
     def hidden(self) -> torch.Tensor:
@@ -189,18 +189,18 @@ class ContextPass:
 
     def values(self) -> torch.Tensor:
         """As `ForwardPass.values` of the whole micro-batch."""
-        each = self.slice.batch.tokens.shape[1]
-        return join(self.inner.values(), [each] * self.context.size, self.context)[: self.slice.length]
+        length = self.slice.batch.tokens.shape[1]
+        return join(self.inner.values(), [length] * self.context.size, self.context)[: self.slice.length]
 
-    def _labels(self, mine: torch.Tensor) -> torch.Tensor:
-        return join(mine, self.slice.labels, self.context)[self.slice.order]
+    def _labels(self, rows: torch.Tensor) -> torch.Tensor:
+        return join(rows, self.slice.labels, self.context)[self.slice.order]
 
 
-def context_pass(whole: ForwardPass, context: Context) -> ContextPass:
-    """`whole`, a pass of a micro-batch on the device, over the ranks of `context`."""
-    mine = take(whole.batch, context.rank, context.size)
-    inner = replace(whole, batch=mine.batch, extra={**whole.extra, "context": context})
-    return ContextPass(whole.batch, mine, inner, context)
+def context_pass(full_pass: ForwardPass, context: Context) -> ContextPass:
+    """`full_pass`, a pass of a micro-batch on the device, over the ranks of `context`."""
+    piece = take(full_pass.batch, context.rank, context.size)
+    inner = replace(full_pass, batch=piece.batch, extra={**full_pass.extra, "context": context})
+    return ContextPass(full_pass.batch, piece, inner, context)
 
 
 AttentionInterface.register(NAME, context_attention)

@@ -30,10 +30,15 @@ def is_experts(module: nn.Module) -> bool:
 
 def names(model: PreTrainedModel) -> set[str]:
     """The parameters that belong to experts, all of them cut on dimension 0."""
-    return {f"{at}.{name}" for at, module in model.named_modules() if is_experts(module) for name, _ in _named(module)}
+    return {
+        f"{at}.{name}"
+        for at, module in model.named_modules()
+        if is_experts(module)
+        for name, _ in _parameters_of(module)
+    }
 
 
-def _named(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def _parameters_of(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(module.named_parameters(recurse=False))
 
 
@@ -46,7 +51,7 @@ def check(model: PreTrainedModel, size: int) -> None:
         count = int(module.get_parameter(UP).shape[0])
         if count % size:
             raise BadConfiguration(f"{count} experts do not divide over e{size}; choose an e that divides them")
-        more = [name for name, _ in _named(module) if name not in (UP, DOWN)]
+        more = [name for name, _ in _parameters_of(module) if name not in (UP, DOWN)]
         if more or getattr(module, "is_transposed", False) or not callable(getattr(module, "act_fn", None)):
             raise BadConfiguration(
                 f"{type(module).__name__} computes otherwise than down(act(gate) * up) without biases; choose e1"
@@ -74,7 +79,7 @@ class Experts(nn.Module):
 
     def forward(self, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """hidden [N, H], chosen int64[N, k], weights [N, k] -> [N, H]."""
-        each = routes.shape[1]
+        fanout = routes.shape[1]
         flat = routes.reshape(-1)
         order = torch.argsort(flat, stable=True)
         counts = torch.bincount(flat, minlength=self.count).view(self.team.size, -1)
@@ -82,18 +87,18 @@ class Experts(nn.Module):
         with self.team.clock.phase(COLLECTIVES):
             dist.all_to_all_single(came, counts, group=self.team.group)
         out, back = [int(x) for x in counts.sum(1)], [int(x) for x in came.sum(1)]
-        rows = exchange(hidden[order // each], out, back, self.team)
+        rows = exchange(hidden[order // fanout], out, back, self.team)
         rows = exchange(self._compute(rows, came), back, out, self.team)
-        mixed = rows[torch.argsort(order)] * weights.reshape(-1, 1)
-        return mixed.view(*routes.shape, -1).sum(1).to(hidden.dtype)
+        mixture = rows[torch.argsort(order)] * weights.reshape(-1, 1)
+        return mixture.view(*routes.shape, -1).sum(1).to(hidden.dtype)
 
     def _compute(self, rows: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
         """rows as they came, came[rank, expert] of them one after another."""
         experts = torch.arange(came.shape[1], device=rows.device).repeat(came.shape[0])
         by_expert = torch.argsort(experts.repeat_interleave(came.reshape(-1)), stable=True)
         parts = rows[by_expert].split([int(x) for x in came.sum(0)])
-        done = []
+        outputs = []
         for part, up, down in zip(parts, self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True):
             gate, value = F.linear(part, up.to(part.dtype)).chunk(2, dim=-1)
-            done.append(F.linear(self.act_fn(gate) * value, down.to(part.dtype)))
-        return torch.cat(done)[torch.argsort(by_expert)]
+            outputs.append(F.linear(self.act_fn(gate) * value, down.to(part.dtype)))
+        return torch.cat(outputs)[torch.argsort(by_expert)]

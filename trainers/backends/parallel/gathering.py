@@ -33,37 +33,39 @@ def gather(
 ) -> dict[str, torch.Tensor]:
     """Full tensors by name on rank 0, on the CPU; empty elsewhere. `parts_here`: this rank's parts of `parameters`, by
     name. One collective a bucket; all ranks call it."""
-    grid, me = groups.grid, groups.rank
+    grid, own_rank = groups.grid, groups.rank
     if grid.world == 1:
         return {name: shard.to("cpu", copy=True) for name, shard in parts_here.items()}
-    full: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for bucket in buckets(parameters, lambda parameter: math.prod(parameter.shape)):
-        owned = [[parameter for parameter in bucket if parameter.owned_by(grid, rank)] for rank in range(grid.world)]
-        sizes = [sum(parameter.numel(grid, rank) for parameter in owned[rank]) for rank in range(grid.world)]
+        shares = [[parameter for parameter in bucket if parameter.owned_by(grid, rank)] for rank in range(grid.world)]
+        sizes = [sum(parameter.numel(grid, rank) for parameter in shares[rank]) for rank in range(grid.world)]
         flat_here = torch.zeros(max(sizes), device=device)
-        if owned[me]:
-            flat_here[: sizes[me]] = torch.cat([parts_here[parameter.name].reshape(-1) for parameter in owned[me]])
-        parts = [torch.empty_like(flat_here) for _ in range(grid.world)] if me == 0 else None
+        if shares[own_rank]:
+            flat_here[: sizes[own_rank]] = torch.cat(
+                [parts_here[parameter.name].reshape(-1) for parameter in shares[own_rank]]
+            )
+        parts = [torch.empty_like(flat_here) for _ in range(grid.world)] if own_rank == 0 else None
         dist.gather(flat_here, parts, dst=0)
         if parts is None:
             continue
-        full |= {parameter.name: torch.empty(parameter.shape) for parameter in bucket}
+        tensors |= {parameter.name: torch.empty(parameter.shape) for parameter in bucket}
         for rank, flat in enumerate(parts):
-            pieces = flat[: sizes[rank]].split([parameter.numel(grid, rank) for parameter in owned[rank]])
-            for parameter, piece in zip(owned[rank], pieces, strict=True):
-                to = take(full[parameter.name], parameter.box(grid, rank))
+            pieces = flat[: sizes[rank]].split([parameter.numel(grid, rank) for parameter in shares[rank]])
+            for parameter, piece in zip(shares[rank], pieces, strict=True):
+                to = take(tensors[parameter.name], parameter.box(grid, rank))
                 to.copy_(piece.view_as(to))
-    return full
+    return tensors
 
 
 def buckets(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
     """Consecutive `items`, as many at a time as one collective may move; `size` counts the elements of one."""
     bucket: list[Item] = []
-    filled = 0
+    total = 0
     for item in items:
-        if bucket and filled + size(item) > BUCKET:
+        if bucket and total + size(item) > BUCKET:
             yield bucket
-            bucket, filled = [], 0
+            bucket, total = [], 0
         bucket.append(item)
-        filled += size(item)
+        total += size(item)
     yield bucket

@@ -60,9 +60,9 @@ class Grid:
         """The ranks along an axis through `rank`, in order."""
         stage = self.index(PP, rank)
         if axis in (EP, EDP):
-            other = EDP if axis == EP else EP
-            fixed = self.index(other, rank)
-            near = (r for r in range(self.world) if self.index(other, r) == fixed and self.index(PP, r) == stage)
+            other_axis = EDP if axis == EP else EP
+            at = self.index(other_axis, rank)
+            near = (r for r in range(self.world) if self.index(other_axis, r) == at and self.index(PP, r) == stage)
             return tuple(sorted(near, key=lambda r: self.index(axis, r)))
         still = [base for base in BASE if base not in COVERED_AXES[axis]]
         return tuple(
@@ -98,7 +98,7 @@ class Groups:
         for axis in AXES:
             if grid.size(axis) == 1:
                 continue
-            for peers in sorted({grid.peers(axis, other) for other in range(grid.world)}):
+            for peers in sorted({grid.peers(axis, peer) for peer in range(grid.world)}):
                 if peers not in by_peers:
                     group = dist.new_group(list(peers), timeout=forming)
                     if rank in peers:

@@ -46,7 +46,7 @@ class Pipe:
         return -micros % self.size if chunks_of(self.schedule) > 1 else 0
 
     @property
-    def mine(self) -> list[PipelineStage]:
+    def own_stages(self) -> list[PipelineStage]:
         """The stages of this rank, by chunk."""
         return [self.stage(chunk) for chunk in range(chunks_of(self.schedule))]
 
@@ -152,7 +152,7 @@ def run(
     post.finish()
 
 
-def fed(hidden: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def stage_input(hidden: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """The argument by which a stage is given what the one before it passed on."""
     return {} if hidden is None else {"inputs_embeds": hidden}
 

@@ -20,8 +20,8 @@ Box = tuple[slice, ...]
 
 def dimension_rows(size: int, world: int, rank: int) -> tuple[int, int]:
     """[lo, hi) of a dimension of `size` that `rank` holds of it; ranks beyond the last chunk hold none."""
-    each = math.ceil(size / world)
-    return min(rank * each, size), min((rank + 1) * each, size)
+    share = math.ceil(size / world)
+    return min(rank * share, size), min((rank + 1) * share, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,6 @@ class ShardedParameter:
         return math.prod(at.stop - at.start for at in self.box(grid, rank))
 
 
-def take(full: torch.Tensor, box: Box) -> torch.Tensor:
+def take(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     """The box of a full tensor, as a view."""
-    return full[box] if box else full
+    return tensor[box] if box else tensor

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from millrace.trainers.batches.packing import Packed, SampleRun
 
 
-def padded(batch: Packed, multiple: int) -> Packed:
+def pad_row(batch: Packed, multiple: int) -> Packed:
     """The same micro-batch with its row filled up to a multiple; the fillers are samples of one token."""
     length = batch.tokens.shape[1]
     more = -length % multiple
@@ -47,16 +47,16 @@ class Slice:
 
 def take(batch: Packed, rank: int, size: int) -> Slice:
     """What `rank` of `size` has of `batch`."""
-    full = padded(batch, size)
-    each = full.tokens.shape[1] // size
-    start = rank * each
-    owners = batch.at // each
+    full_batch = pad_row(batch, size)
+    width = full_batch.tokens.shape[1] // size
+    start = rank * width
+    owners = batch.at // width
     indexes = [torch.nonzero(owners == index)[:, 0] for index in range(size)]
     kept_rows = indexes[rank]
     local = replace(
-        full,
-        tokens=full.tokens[:, start : start + each],
-        positions=full.positions[:, start : start + each],
+        full_batch,
+        tokens=full_batch.tokens[:, start : start + width],
+        positions=full_batch.positions[:, start : start + width],
         at=batch.at[kept_rows] - start,
         labels=batch.labels[kept_rows],
     )

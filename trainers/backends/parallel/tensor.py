@@ -51,9 +51,9 @@ def check(config: PretrainedConfig, size: int) -> None:
         "words of the vocabulary": config.vocab_size,
         "columns of the feed-forward layers": config.intermediate_size,
     }
-    for what, count in shares.items():
+    for part, count in shares.items():
         if count % size:
-            raise BadConfiguration(f"{count} {what} do not divide over t{size}; choose a t that divides them")
+            raise BadConfiguration(f"{count} {part} do not divide over t{size}; choose a t that divides them")
 
 
 def apply(model: PreTrainedModel, team: Team) -> None:
@@ -96,11 +96,11 @@ def _apply_layer(layer: nn.Module, team: Team) -> None:
 
 def _gathers(team: Team) -> Any:
     def gather(
-        _module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+        _module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if "hidden_states" in named:
-            return arguments, {**named, "hidden_states": gather_rows(named["hidden_states"], team)}
-        return (gather_rows(arguments[0], team), *arguments[1:]), named
+        if "hidden_states" in keywords:
+            return arguments, {**keywords, "hidden_states": gather_rows(keywords["hidden_states"], team)}
+        return (gather_rows(arguments[0], team), *arguments[1:]), keywords
 
     return gather
 

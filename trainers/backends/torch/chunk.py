@@ -65,7 +65,7 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
     """One stage of the model of `state`. Needs no collective. BadConfiguration for an adapter in a layout that cuts
     more than the data."""
     model = build(state.assets, state.weights, stage)
-    _undivided(model, place.groups.grid.layout)
+    _check_cuts(model, place.groups.grid.layout)
     if state.adapter is not None:
         layout = place.groups.grid.layout
         if layout.split not in ("", "d"):
@@ -93,7 +93,7 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
     return ModelChunk(model, learning, masters)
 
 
-def _undivided(model: PreTrainedModel, layout: Layout) -> None:
+def _check_cuts(model: PreTrainedModel, layout: Layout) -> None:
     """BadConfiguration where a layout cuts what this model must have whole."""
     if layout.split in ("", "d"):
         return
@@ -137,9 +137,9 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     """The layers of a model, or of a pipeline stage, under whatever name its class has them. BadConfiguration where
     that is not clear."""
     base: torch.nn.Module = model.base_model
-    named = getattr(base, "layers", None)
-    if isinstance(named, torch.nn.ModuleList):
-        return list(named)
+    layers = getattr(base, "layers", None)
+    if isinstance(layers, torch.nn.ModuleList):
+        return list(layers)
     count = int(model.config.num_hidden_layers)
     lists = [module for module in base.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
     if not lists:

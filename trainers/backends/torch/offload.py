@@ -98,8 +98,8 @@ class TensorShelf:
             assert copy.pinned is not None
             (copy.pinned.copy_(here) if out else here.copy_(copy.pinned))
             return
-        with mmap.mmap(self._file, copy.size, offset=copy.at) as mapped:
-            there = torch.frombuffer(mapped, dtype=torch.uint8)
+        with mmap.mmap(self._file, copy.size, offset=copy.at) as view:
+            there = torch.frombuffer(view, dtype=torch.uint8)
             (there.copy_(here) if out else here.copy_(there))
             del there
 

@@ -19,7 +19,7 @@ from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.parallel import pipeline
 from millrace.trainers.backends.parallel.context import Context, ContextPass, context_pass
 from millrace.trainers.backends.parallel.pipeline import Pipe
-from millrace.trainers.backends.parallel.slices import padded
+from millrace.trainers.backends.parallel.slices import pad_row
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches.packing import Packed, pack
 from millrace.trainers.phase_clock import Clock
@@ -49,11 +49,11 @@ class Passes:
         """Of one micro-batch through a chunk, which is given what the stage before it made (none: tokens)."""
         full_pass = ForwardPass(
             self.chunks[chunk],
-            padded(micro, self.unit).to(self.device),
+            pad_row(micro, self.unit).to(self.device),
             None if teacher is None else teacher.chunks[-1],
             logits=self.compute.logits,
-            fed=pipeline.fed(hidden),
-            teacher_fed=pipeline.fed(teacher_hidden),
+            fed=pipeline.stage_input(hidden),
+            teacher_fed=pipeline.stage_input(teacher_hidden),
         )
         return full_pass if self.context is None else context_pass(full_pass, self.context)
 

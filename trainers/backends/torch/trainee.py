@@ -25,7 +25,7 @@ from millrace.trainers.backends.parallel.gathering import everywhere, gather
 from millrace.trainers.backends.parallel.grid import CP, DP, FS, TP
 from millrace.trainers.backends.parallel.pipeline import pipe_of
 from millrace.trainers.backends.parallel.regions import take
-from millrace.trainers.backends.seeding import reseed
+from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.backends.torch.chunk import Home, make
 from millrace.trainers.backends.torch.passes import Passes
 from millrace.trainers.batches.packing import Packed
@@ -44,7 +44,7 @@ class Trainee:
         context, pipe = context_of(groups, clock), pipe_of(groups, place.schedule, clock)
         chunks = {
             stage.index: make(state, stage, place, learns=adam is not None)
-            for stage in (pipe.mine if pipe else [ONE_STAGE])
+            for stage in (pipe.own_stages if pipe else [ONE_STAGE])
         }
         self._by_stage = {index: chunk.held for index, chunk in chunks.items()}
         self._parameters = [parameter for chunk in chunks.values() for parameter in chunk.held]
@@ -79,8 +79,8 @@ class Trainee:
                 optimizer.state[shard] = {
                     "step": torch.tensor(float(state.step)),
                     **{
-                        slot: take(full[parameter.name], box).to(self._place.device, copy=True).view_as(shard)
-                        for slot, full in state.moments.items()
+                        slot: take(moments[parameter.name], box).to(self._place.device, copy=True).view_as(shard)
+                        for slot, moments in state.moments.items()
                     },
                 }
         return optimizer
@@ -103,35 +103,35 @@ class Trainee:
         """One optimizer step; `total` adds values up over all ranks, copies in a cell too."""
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
-        reseed(self._seed, self.steps, self._place.groups.index(DP))
+        seed_step(self._seed, self.steps, self._place.groups.index(DP))
         totals = dict.fromkeys(algorithm.measures, 0.0)
         clock, loss = self._place.clock, 0.0
 
         def evaluate(run: Run) -> torch.Tensor:
             nonlocal loss
-            summed, sums = algorithm.evaluate(run)
-            loss += float(summed.detach())
+            loss_sum, sums = algorithm.evaluate(run)
+            loss += float(loss_sum.detach())
             for name in totals:
                 totals[name] += float(sums[name])
-            return summed / denominator
+            return loss_sum / denominator
 
         self.passes.learn(micros, evaluate, teacher.passes if teacher else None, self._widen_gradients)
         with clock.phase("optimizer"):
-            squared = self._collect_gradients()
+            square_sum = self._collect_gradients()
         numbers = [loss, *totals.values()]
         if not self._place.groups.grid.tells(self._place.groups.rank):
             numbers = [0.0] * len(numbers)
-        squared, loss, *measured = total([squared, *numbers])
-        norm = math.sqrt(squared) if squared >= 0 else math.nan
+        square_sum, loss, *measures = total([square_sum, *numbers])
+        norm = math.sqrt(square_sum) if square_sum >= 0 else math.nan
         loss /= denominator
-        applied = math.isfinite(norm) and math.isfinite(loss)
+        was_applied = math.isfinite(norm) and math.isfinite(loss)
         with clock.phase("optimizer"):
-            self._apply(norm, lr, applied)
+            self._apply(norm, lr, was_applied)
         return StepResult(
             loss=loss,
             grad_norm=norm,
-            sums=dict(zip(totals, measured, strict=True)),
-            applied=applied,
+            sums=dict(zip(totals, measures, strict=True)),
+            applied=was_applied,
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
@@ -148,7 +148,7 @@ class Trainee:
     def _collect_gradients(self) -> float:
         """Hands FSDP's summed gradients to the shards. This rank's part of the squared norm, in float64: of what it
         owns."""
-        squared = torch.zeros((), dtype=torch.float64, device=self._place.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._place.device)
         grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
             for parameter, shard in zip(self._learning(), self._shards, strict=True):
@@ -161,8 +161,8 @@ class Trainee:
             self._add_copies()
             for entry, shard in zip(self._parameters, self._shards, strict=True):
                 if shard.grad is not None and entry.owned_by(grid, rank):
-                    squared += torch.linalg.vector_norm(shard.grad).double() ** 2
-        return float(squared)
+                    total += torch.linalg.vector_norm(shard.grad).double() ** 2
+        return float(total)
 
     def _add_copies(self) -> None:
         """Tensor peers hold copies of what they do not cut, and each has the gradient of its own positions."""
@@ -176,11 +176,11 @@ class Trainee:
         flat = torch.cat([gradient.reshape(-1) for gradient in copies])
         with self._place.clock.phase(COLLECTIVES):
             dist.all_reduce(flat, group=self._place.groups.by_axis[TP])
-        for gradient, summed in zip(copies, flat.split([gradient.numel() for gradient in copies]), strict=True):
-            gradient.copy_(summed.view_as(gradient))
+        for gradient, total in zip(copies, flat.split([gradient.numel() for gradient in copies]), strict=True):
+            gradient.copy_(total.view_as(gradient))
 
-    def _apply(self, norm: float, lr: float, applied: bool) -> None:
-        if self._optimizer is not None and self._adam is not None and applied:
+    def _apply(self, norm: float, lr: float, is_finite: bool) -> None:
+        if self._optimizer is not None and self._adam is not None and is_finite:
             scale = min(1.0, self._adam.clip / (norm + 1e-6))
             for shard in self._shards:
                 if shard.grad is not None:
@@ -220,17 +220,17 @@ class Trainee:
         if self._optimizer is not None and self._optimizer.state:
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = [self._optimizer.state[shard][slot] for shard in self._shards]
-        gathered = {}
+        by_slot = {}
         groups, device = self._place.groups, self._place.device
         with self._place.clock.phase(COLLECTIVES):
             parameters = everywhere(groups, self._by_stage)
             for slot, shards in slots.items():
                 parts = {parameter.name: shard for parameter, shard in zip(self._parameters, shards, strict=True)}
-                gathered[slot] = gather(groups, device, parameters, parts)
+                by_slot[slot] = gather(groups, device, parameters, parts)
         if groups.rank != 0:
             return None
-        weights = gathered.pop("")
+        weights = by_slot.pop("")
         if self._adapter is not None:
             adapter = replace(self._adapter, weights=weights)
-            return State(self._base, self._assets, gathered, self.steps, self._seed, adapter=adapter)
-        return State(weights, self._assets, gathered, self.steps, self._seed)
+            return State(self._base, self._assets, by_slot, self.steps, self._seed, adapter=adapter)
+        return State(weights, self._assets, by_slot, self.steps, self._seed)

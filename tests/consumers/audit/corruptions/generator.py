@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from millrace.infra.log.base import Place, Record
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
@@ -237,7 +237,7 @@ def relink(h: Whole, kind: str) -> None:
             _put(h, record, replace(record, value=codec.encode("Decision", named)))
             continue
         before = prev[record.partition]
-        linked = dict(chained(row, before)) if kind == "ledger" else row | {"prev_hash": before}  # type: ignore[arg-type]
+        linked = dict(chain_entry(row, before)) if kind == "ledger" else row | {"prev_hash": before}  # type: ignore[arg-type]
         if kind == "events":
             linked["hash"] = event_hash(before, linked)
         prev[record.partition] = linked["hash"]

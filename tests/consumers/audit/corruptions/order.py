@@ -6,7 +6,7 @@ import random
 
 from millrace.consumers.scores import named
 from millrace.infra.log.base import Place
-from millrace.infra.log.history.ledger import chained
+from millrace.infra.log.history.ledger import chain_entry
 from millrace.schemas import codec
 from tests.consumers.audit.corruptions.tools import Corruption, edit, ledger, pick
 from tests.support.history import History
@@ -57,7 +57,7 @@ def entry_changed(h: History, rng: random.Random) -> Place:
 
 def entry_unlinked(h: History, rng: random.Random) -> Place:
     record, value = pick(h, rng, "ledger", lambda row: row["version"] > 0)
-    h.rewrite(record, dict(chained(value, b"\x00" * 32)))  # type: ignore[arg-type]
+    h.rewrite(record, dict(chain_entry(value, b"\x00" * 32)))  # type: ignore[arg-type]
     return record.place
 
 

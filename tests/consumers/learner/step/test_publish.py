@@ -13,7 +13,7 @@ from millrace.consumers.learner.step.publish import checkpoint_fault, commit_ver
 from millrace.infra import faults
 from millrace.infra.errors import BusError, LedgerError, RefusedError
 from millrace.infra.log.base import Member, MemberToken, Outgoing, TopicSpec, Transactor
-from millrace.infra.log.history.ledger import chained, entries
+from millrace.infra.log.history.ledger import chain_entry, entries
 from millrace.infra.log.history.newest import Head, head
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
@@ -62,7 +62,7 @@ class Leader:
         at = self.head
         lo, hi = at.seq_hi, at.seq_hi + B
         digest = hashlib.sha256(f"{at.weights['digest']} {lo}..{hi}".encode()).hexdigest()
-        row = chained({**entry(at.version + 1, lo, hi, b""), "digest": digest}, at.entry["hash"])
+        row = chain_entry({**entry(at.version + 1, lo, hi, b""), "digest": digest}, at.entry["hash"])
         event = weights(at.version + 1, digest)
         commit_version(
             self.transactor, event, row, {(T, 0): hi, (T, 1): hi}, self.token, weights_topic=W, ledger_topic=L

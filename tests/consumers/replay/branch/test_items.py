@@ -82,7 +82,7 @@ def test_a_larger_group_is_cut_into_its_best_and_worst() -> None:
     ]
     made = items.pairs(some)
     assert [item.rewards for item in made.items] == [(0.9, 0.1), (0.5, 0.4)]
-    assert made.left_out == {items.UNPAIRED: 1}
+    assert made.left_out == {items.NO_PARTNER: 1}
 
 
 def test_a_kept_selection_is_read_as_it_was_and_a_changed_one_refused(tmp_path: Path) -> None:

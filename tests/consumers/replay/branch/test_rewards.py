@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.consumers.replay.branch.rewards import chosen
+from millrace.consumers.replay.branch.rewards import choose
 from millrace.infra.log.history.kinds import DEAD_LETTERS, EVENTS, TRAJECTORIES
 from millrace.infra.log.history.reader import History
 from millrace.testing.events import Episode
@@ -20,7 +20,7 @@ def test_the_newest_live_reward_is_chosen_whatever_became_of_it(seed: int) -> No
     def later(world: World) -> None:
         world.drain()
         past = History(world.bus, NAMESPACE, POLICY)
-        before.update(chosen(past, "live:verifier").values)
+        before.update(choose(past, "live:verifier").values)
         for number, row in enumerate(list(past.rows(TRAJECTORIES))):
             key = row["id"], row["attempt"]
             one = Episode(key[0], policy=POLICY, attempt=key[1], group=row["group"])
@@ -31,7 +31,7 @@ def test_the_newest_live_reward_is_chosen_whatever_became_of_it(seed: int) -> No
 
     made = whole(seed, later=later)
     past = History(made.bus, NAMESPACE, POLICY)
-    assert chosen(past, "live:verifier").values == before | sent
+    assert choose(past, "live:verifier").values == before | sent
     refused = {tuple(row["place"].values()): row["reason"] for row in past.rows(DEAD_LETTERS)}
     fates = {
         refused.get(tuple(row.place))

@@ -97,7 +97,7 @@ def test_the_guard_warns_and_refuses_by_what_it_scores_from_the_starting_weights
     grpo = {"method": "grpo", "steps": 1}
     branch(place.bus, place.settings, "near", version=near, heard=heard[0], **grpo)
     with pytest.raises(BranchError, match=r"too far from the starting weights: 0\.0\d+ .*or say --anyway"):
-        branch(place.bus, place.settings, "far", version=far, heard=heard[1], what_is_left=True, **grpo)
+        branch(place.bus, place.settings, "far", version=far, heard=heard[1], accept_gaps=True, **grpo)
     assert not [name for name in place.bus.topics("t.") if ".far." in name], "nothing is announced"
     assert events(place.bus, place.settings, "near")[-1]["version"] == 1
     last, _ = branch(place.bus, place.settings, "far", version=far, anyway=True, heard=heard[2], **grpo)

@@ -265,7 +265,7 @@ def test_a_dumped_step_trains_without_the_log_to_the_same_bits(place: Make, tmp_
 
     found = again(dumped / "v2")
     assert (found.equal, found.detail) == (True, "")
-    assert found.trained.metrics["loss"] == result["metrics"]["loss"]
+    assert found.step.metrics["loss"] == result["metrics"]["loss"]
     step = json.loads((dumped / "v2" / "step.json").read_text())
     step["samples"][0]["reward"] = 5.0
     (dumped / "v2" / "step.json").write_text(json.dumps(step))

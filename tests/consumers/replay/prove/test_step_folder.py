@@ -46,12 +46,12 @@ def test_what_is_read_is_what_was_written(given_: list[Sample], oldest: int | No
     with tempfile.TemporaryDirectory() as name:
         it.write(Path(name))
         back = step_folder.read(Path(name))
-    assert (back.parent, back.minibatches, back.cells, back.oldest, back.lost) == (
+    assert (back.parent, back.minibatches, back.cells, back.oldest, back.losses) == (
         it.parent,
         it.minibatches,
         it.cells,
         it.oldest,
-        it.lost,
+        it.losses,
     )
     assert len(back.samples) == len(given_)
     for mine, theirs in zip(given_, back.samples, strict=True):

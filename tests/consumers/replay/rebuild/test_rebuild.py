@@ -49,7 +49,7 @@ def lying(history: Whole, kind: str) -> list[Record]:
 def test_what_nobody_touched_is_equal(history: Whole) -> None:
     report = again(history)
     assert report.equal
-    assert (report.notes, report.faults, report.refused) == ([], [], {})
+    assert (report.notes, report.faults, report.refusals) == ([], [], {})
     for kind, tally in report.tallies.items():
         assert tally.records == tally.equal == len(lying(history, kind)), kind
         assert tally.records, f"the history has no {kind}, so it shows nothing"
@@ -63,7 +63,7 @@ def test_a_lost_topic_is_had_back(history: Whole, kind: str, tmp_path: Path) -> 
     before = lying(copy, kind)
     del copy.bus.logs[copy.topic(kind)]
     report = again(copy, kind, out=tmp_path)
-    assert report.tallies[kind].missing == len(before) == report.written[kind].records
+    assert report.tallies[kind].missing == len(before) == report.outputs[kind].records
     archive = Archive(str(tmp_path))
     both = ArchivedBus(copy.bus, archive)
     found = [r for p in range(both.partitions(copy.topic(kind))) for r in both.read(copy.topic(kind), p)]
@@ -214,7 +214,7 @@ def test_a_range_that_is_nowhere_is_refused_with_what_is_left(history: Whole) ->
     with pytest.raises(ReplayError, match=f"{said}{cut}"):
         again(copy, "events")
     report = again(copy)
-    assert list(report.refused) == ["events"]
+    assert list(report.refusals) == ["events"]
     assert not report.equal
     assert report.tallies["trajectories"].equal == len(lying(history, "trajectories"))
     letters = report.tallies["dead-letters"]
@@ -278,4 +278,4 @@ def test_a_directory_that_is_taken(history: Whole, tmp_path: Path) -> None:
     again(history, "grants", out=tmp_path)
     with pytest.raises(ReplayError, match=r"holds segments of .*grants: name another directory"):
         again(history, "grants", out=tmp_path)
-    assert again(history, "evaluations", out=tmp_path).written["evaluations"].records
+    assert again(history, "evaluations", out=tmp_path).outputs["evaluations"].records

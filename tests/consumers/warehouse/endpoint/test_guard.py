@@ -15,7 +15,7 @@ from millrace.consumers.warehouse.endpoint import permissions
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from millrace.consumers.warehouse.endpoint.guard import Functions
 from millrace.consumers.warehouse.endpoint.handles import handle
-from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, bounded
+from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, engine_settings
 from millrace.consumers.warehouse.store.directory import TableDirectory
 from tests.consumers.warehouse.attacks import ATTACKS, SERVED, written
 from tests.support.asked_tables import CANARY, ROWS, asked_tables
@@ -189,8 +189,8 @@ CATEGORIES = {
 def test_every_function_of_this_engine_was_looked_at(world: World) -> None:
     with handle(world.directory.handle) as engine:
         functions = Functions.of(engine)
-    assert set(functions.known.values()) <= CATEGORIES
-    outside = {name for name in functions.known if SUSPICIOUS.search(name) and functions.allows(name)}
+    assert set(functions.categories.values()) <= CATEGORIES
+    outside = {name for name in functions.categories if SUSPICIOUS.search(name) and functions.allows(name)}
     assert outside <= REVIEWED
     assert not functions.allows("file")
     assert functions.allows("sumIf")
@@ -221,7 +221,7 @@ def test_no_allowed_name_is_also_a_source_that_is_not_allowed(world: World) -> N
 )
 def test_the_engines_own_privileges_refuse_what_a_mistaken_guard_lets_pass(world: World, sql: str) -> None:
     with handle(world.directory.handle) as engine:
-        QueryRunner(world.directory.handle, QueryLimits())._bind(engine, bounded({}, QueryLimits()))
+        QueryRunner(world.directory.handle, QueryLimits())._bind(engine, engine_settings({}, QueryLimits()))
         with pytest.raises(QueryError) as refused:
             engine.text(sql)
     assert refused.value.name in ("ACCESS_DENIED", "READONLY")

@@ -16,7 +16,7 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError
 
 from millrace.consumers.warehouse.endpoint import app
-from millrace.consumers.warehouse.endpoint.app import AT_ONCE, marked, media_type
+from millrace.consumers.warehouse.endpoint.app import AT_ONCE, media_type, with_error
 from millrace.consumers.warehouse.endpoint.faults import QueryError
 from tests.support.asked_tables import KEY, ROWS, answering
 
@@ -104,7 +104,7 @@ def test_marked_errors_count_their_bytes() -> None:
         yield b"rows"
         raise QueryError("nö.", 1)
 
-    out = b"".join(marked(failing(), "tag", "v"))
+    out = b"".join(with_error(failing(), "tag", "v"))
     said = "Code: 1. DB::Exception: nö. (UNKNOWN_EXCEPTION) (version v)".encode()
     assert out == b"rows\r\n__exception__\r\ntag\r\n" + said + b"\n%d tag\r\n__exception__\r\n" % (len(said) + 1)
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.native import FRAMED, INFO, arguments, make_frame
+from millrace.consumers.warehouse.endpoint.native import FRAME_PROTOCOL, INFO, arguments, make_frame
 from millrace.consumers.warehouse.endpoint.query import Query, QueryLimits, QueryRunner, varint
 from millrace.consumers.warehouse.store.directory import TableDirectory
 
@@ -70,7 +70,7 @@ def of_type(value: str, rows: int) -> str:
 @pytest.mark.parametrize("value", OF_TYPES)
 def test_a_column_of_any_type_ends_where_the_next_begins(reader: QueryRunner, value: str, rows: int) -> None:
     plain = blocks(reader, of_type(value, rows), 0)
-    found = blocks(reader, of_type(value, rows), FRAMED)
+    found = blocks(reader, of_type(value, rows), FRAME_PROTOCOL)
     assert found.startswith(INFO + b"\x02" + varint(rows) + b"\x01a")
     assert found.endswith(LAST + ROW * rows), "the byte of the second column stands before its values"
     assert len(found) == len(plain) + len(INFO) + 2
@@ -79,17 +79,17 @@ def test_a_column_of_any_type_ends_where_the_next_begins(reader: QueryRunner, va
 @pytest.mark.parametrize("value", ["n::Variant(UInt64, String)", "n::Dynamic", "sumState(n) OVER ()"])
 def test_a_type_whose_length_is_not_told_is_refused_by_name(reader: QueryRunner, value: str) -> None:
     with pytest.raises(QueryError, match=r"not served to this client: write toString") as refused:
-        blocks(reader, of_type(value, 2), FRAMED)
+        blocks(reader, of_type(value, 2), FRAME_PROTOCOL)
     assert refused.value.code == 48
 
 
 def test_no_rows_name_their_columns(reader: QueryRunner) -> None:
-    found = blocks(reader, "SELECT 1 AS a, 'x' AS b WHERE 0", FRAMED)
+    found = blocks(reader, "SELECT 1 AS a, 'x' AS b WHERE 0", FRAME_PROTOCOL)
     assert found == INFO + b"\x02\x00\x01a\x05UInt8\x00\x01b\x06String\x00"
 
 
 def test_older_clients_read_plain_blocks(reader: QueryRunner) -> None:
-    assert blocks(reader, "SELECT 1 AS a", FRAMED - 1) == b"\x01\x01\x01a\x05UInt8\x01"
+    assert blocks(reader, "SELECT 1 AS a", FRAME_PROTOCOL - 1) == b"\x01\x01\x01a\x05UInt8\x01"
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

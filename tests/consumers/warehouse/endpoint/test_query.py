@@ -62,7 +62,7 @@ def test_a_large_answer_comes_in_pieces_and_whole(directory: TableDirectory) -> 
     assert len(pieces) > 1
     expected = b"".join(b"%d\n" % number for number in range(ROWS))
     assert b"".join(pieces) == expected
-    whole = list(reader.ask(Query("SELECT off FROM steps ORDER BY off", whole=True)).pieces())
+    whole = list(reader.ask(Query("SELECT off FROM steps ORDER BY off", is_whole=True)).pieces())
     assert whole == [expected]
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.endpoint.encoding import choose, packed
+from millrace.consumers.warehouse.endpoint.encoding import choose, pack
 from millrace.consumers.warehouse.endpoint.faults import QueryError, brief, of_engine
-from millrace.consumers.warehouse.endpoint.query import QueryLimits, bounded, no_rows, varint
-from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, check_caller, wanted
+from millrace.consumers.warehouse.endpoint.query import QueryLimits, engine_settings, no_rows, varint
+from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, check_caller, read_request
 
 HERE = {"host": "127.0.0.1:8123"}
 UNPACK = {
@@ -88,30 +88,32 @@ def test_without_the_key_nothing_is_answered(headers: dict[str, str], status: in
 
 
 def test_url_and_body_make_one_query() -> None:
-    asks = wanted(
+    asks = read_request(
         [("query", "SELECT {a:String},"), ("param_a", "x"), ("max_threads", "2"), ("query_id", "q"), ("database", "d")],
         {**HERE, "accept-encoding": "foo, lz4;q=0, zstd, gzip"},
         b"2",
     )
-    assert asks.asked.sql == "SELECT {a:String},\n2"
-    assert dict(asks.asked.params) == {"a": "x"}
-    assert dict(asks.asked.settings) == {"max_threads": "2"}
-    assert (asks.query_id, asks.asked.database, asks.encoding) == ("q", "d", "zstd")
+    assert asks.query.sql == "SELECT {a:String},\n2"
+    assert dict(asks.query.params) == {"a": "x"}
+    assert dict(asks.query.settings) == {"max_threads": "2"}
+    assert (asks.query_id, asks.query.database, asks.encoding) == ("q", "d", "zstd")
 
 
 def test_headers_name_format_and_database() -> None:
-    asks = wanted(
+    asks = read_request(
         [("default_format", "CSV")], {"x-clickhouse-format": "JSON", "x-clickhouse-database": "d"}, b"SELECT 1"
     )
-    assert (asks.asked.form, asks.asked.database) == ("JSON", "d")
-    assert wanted([("compress", "0"), ("client_protocol_version", "54460")], {}, b"SELECT 1").asked.protocol == 54460
-    assert wanted([("enable_http_compression", "0")], {"accept-encoding": "gzip"}, b"SELECT 1").encoding == ""
+    assert (asks.query.form, asks.query.database) == ("JSON", "d")
+    assert (
+        read_request([("compress", "0"), ("client_protocol_version", "54460")], {}, b"SELECT 1").query.protocol == 54460
+    )
+    assert read_request([("enable_http_compression", "0")], {"accept-encoding": "gzip"}, b"SELECT 1").encoding == ""
 
 
 @pytest.mark.parametrize("how", ["gzip", "deflate"])
 def test_a_packed_query_is_read(how: str) -> None:
     body = gzip.compress(b"SELECT 1") if how == "gzip" else zlib.compress(b"SELECT 1")
-    assert wanted([], {"content-encoding": how}, body).asked.sql == "SELECT 1"
+    assert read_request([], {"content-encoding": how}, body).query.sql == "SELECT 1"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,13 @@ def test_what_cannot_be_served_is_named(
     items: list[tuple[str, str]], headers: dict[str, str], body: bytes, code: int
 ) -> None:
     with pytest.raises(QueryError) as refused:
-        wanted(items, headers, body)
+        read_request(items, headers, body)
     assert refused.value.code == code
 
 
 @given(st.lists(st.binary(min_size=1, max_size=2000), max_size=8), st.sampled_from(sorted(UNPACK)))
 def test_a_packed_answer_is_the_answer(pieces: list[bytes], how: str) -> None:
-    assert UNPACK[how](b"".join(packed(iter(pieces), how))) == b"".join(pieces)
+    assert UNPACK[how](b"".join(pack(iter(pieces), how))) == b"".join(pieces)
 
 
 @given(st.text(max_size=40))
@@ -155,7 +157,7 @@ def test_only_encodings_that_we_have_are_chosen(accepted: str) -> None:
 )
 def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
     limits = QueryLimits(seconds=7, memory_bytes=1000, rows=100)
-    found = bounded({name: str(value) for name, value in asked.items()}, limits)
+    found = engine_settings({name: str(value) for name, value in asked.items()}, limits)
     for name, most in (
         ("max_execution_time", 7),
         ("max_memory_usage", 1000),
@@ -184,11 +186,11 @@ def test_limits_are_lowered_and_never_raised(asked: dict[str, int]) -> None:
 )
 def test_other_settings_are_refused(name: str, value: str) -> None:
     with pytest.raises(QueryError):
-        bounded({name: value}, QueryLimits())
+        engine_settings({name: value}, QueryLimits())
 
 
 def test_a_client_cannot_undo_readonly() -> None:
-    found = bounded(
+    found = engine_settings(
         {"readonly": "0", "use_query_cache": "1", "log_queries": "1", "max_threads": "99"}, QueryLimits(threads=3)
     )
     assert (found["readonly"], found["use_query_cache"], found["max_threads"]) == ("1", "0", "3")

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.consumers.warehouse.endpoint.faults import QueryError
-from millrace.consumers.warehouse.endpoint.watch import LET_GO_S, TOLD_S, RunningQuery, condemned
+from millrace.consumers.warehouse.endpoint.watch import LET_GO_S, TOLD_S, RunningQuery, must_end
 from millrace.consumers.warehouse.store.directory import TableDirectory
 from millrace.infra.process.net import free_ports
 
@@ -37,21 +37,21 @@ def test_who_condemns_a_process(some: list[RunningQuery], now: float) -> None:
     """Never who is within a limit, or outside the engine; always who is far past it; others delay it, not for ever."""
     over = [run.over_s(now) for run in some]
     assert all(
-        late <= now - (run.begun + run.limit_s) or run.since is None for run, late in zip(some, over, strict=True)
+        late <= now - (run.start_s + run.limit_s) or run.since is None for run, late in zip(some, over, strict=True)
     )
     assert all(late <= 0 for run, late in zip(some, over, strict=True) if run.since is None)
     if all(late <= LET_GO_S for late in over):
-        assert not condemned(some, now)
+        assert not must_end(some, now)
     if any(late > 2 * LET_GO_S for late in over):
-        assert condemned(some, now)
+        assert must_end(some, now)
     asked = [run for run, late in zip(some, over, strict=True) if run.since is None or late > 0]
-    assert condemned(asked, now) == any(late > LET_GO_S for late in over)
+    assert must_end(asked, now) == any(late > LET_GO_S for late in over)
 
 
 def test_a_client_is_told_once_its_time_is_over() -> None:
-    slow = RunningQuery(5, begun=time.monotonic() - 5 - TOLD_S - 1)
+    slow = RunningQuery(5, start_s=time.monotonic() - 5 - TOLD_S - 1)
     slow.check()
-    slow.since = slow.begun
+    slow.since = slow.start_s
     with pytest.raises(QueryError, match="query_seconds") as told:
         slow.check()
     assert (told.value.code, told.value.status) == (159, 408)

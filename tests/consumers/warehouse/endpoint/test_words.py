@@ -11,7 +11,7 @@ NAMES = st.text(min_size=1, max_size=12).filter(lambda text: "\0" not in text)
 
 def test_calls_members_and_strings_are_told_apart() -> None:
     found = words("SELECT f(a), t.file, 'g(x)', `h i`(1), {p:Array(String)} FROM system.tables AS x APPLY file")
-    assert [word.text for word in found if word.called] == ["f", "h i"]
+    assert [word.text for word in found if word.is_called] == ["f", "h i"]
     assert [word.text for word in found if word.member] == ["file", "tables"]
     assert found[-1].text == "file"
     assert not found[-1].member
@@ -29,13 +29,13 @@ def test_parameters_for_names_are_found() -> None:
 @given(NAMES)
 def test_a_quoted_name_is_read_back(name: str) -> None:
     found = words(f"SELECT {identifier(name)}(1)")
-    assert [word.text for word in found if word.called] == [name]
+    assert [word.text for word in found if word.is_called] == [name]
 
 
 @given(NAMES, NAMES)
 def test_no_literal_hides_a_call(before: str, after: str) -> None:
     found = words(f"SELECT {literal(before)}, evil(1), {literal(after)}, evil(2)")
-    assert [word.text for word in found if word.called] == ["evil", "evil"]
+    assert [word.text for word in found if word.is_called] == ["evil", "evil"]
 
 
 def test_semicolons_end_statements_outside_strings_and_comments_alone() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from millrace.consumers.warehouse.serve import attended
+from millrace.consumers.warehouse.serve import attend
 
 
 class Ended(Exception):
@@ -28,7 +28,7 @@ def test_a_signal_waits_for_the_block_under_way() -> None:
     before = signal.signal(signal.SIGTERM, end)
     try:
         with pytest.raises(Ended):
-            attended(follow)
+            attend(follow)
         gone.set()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -40,4 +40,4 @@ def test_what_the_ingest_raises_is_raised() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit, match="3"):
-        attended(follow)
+        attend(follow)

@@ -21,7 +21,7 @@ from millrace.consumers.warehouse.ingest import ingest as under_test
 from millrace.consumers.warehouse.ingest.avro_file import make_frame, with_place
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.ingest.table_choice import kind_of
-from millrace.consumers.warehouse.ingest.topic_identity import tips, topic_was_recreated
+from millrace.consumers.warehouse.ingest.topic_identity import recreation_reason, tips
 from millrace.consumers.warehouse.rebuild import drop, irrecoverable
 from millrace.consumers.warehouse.store.base import Store
 from millrace.consumers.warehouse.store.migrations import migrate
@@ -102,7 +102,7 @@ def test_every_row_is_its_record(store: Store) -> None:
     rows: dict[tuple[str, str, int, int], dict[str, Any]] = {}
     for table in TABLES:
         with store.client(LOG) as client:
-            found = client.query(f"SELECT * FROM {table.full}")
+            found = client.query(f"SELECT * FROM {table.full_name}")
             for row in found.named_results():
                 rows[table.name, row["topic"], row["part"], row["off"]] = row
     wrong: list[str] = []
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_named_and_stops_nothing(store: Store) -> None:
 def test_each_record_is_one_row_of_one_table(store: Store) -> None:
     made = world(2)
     written = take_in(store, made)
-    union = " UNION ALL ".join(f"SELECT topic, part, off FROM {table.full}" for table in TABLES)
+    union = " UNION ALL ".join(f"SELECT topic, part, off FROM {table.full_name}" for table in TABLES)
     rows = store.rows(f"SELECT * FROM ({union} UNION ALL SELECT topic, part, off FROM unreadable)")
     tombstones = [r for kind, r in records(made) if r.value is None and kind == "workers"]
     assert sorted(rows) == sorted((r.topic, r.partition, r.offset) for _, r in records(made) if r not in tombstones)
@@ -307,8 +307,8 @@ def test_proofs_of_an_older_release_tell_nothing(store: Store) -> None:
     store.run(f"DROP TABLE {LOG}.blocks")  # as a rebuild that died leaves it
     assert tips(store, NS) == {}
     where = made.topic("ledger"), 0
-    assert topic_was_recreated(other.bus, where, 1, None) == ""
-    assert topic_was_recreated(other.bus, where, 1 << 40, None).startswith("ends at offset")
+    assert recreation_reason(other.bus, where, 1, None) == ""
+    assert recreation_reason(other.bus, where, 1 << 40, None).startswith("ends at offset")
 
 
 def test_what_the_log_has_forgotten_is_not_dropped_for_a_rebuild(store: Store) -> None:

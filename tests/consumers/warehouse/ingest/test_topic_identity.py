@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumers.warehouse.ingest.topic_identity import Tip, tip_of, topic_was_recreated
+from millrace.consumers.warehouse.ingest.topic_identity import Tip, recreation_reason, tip_of
 from millrace.infra.errors import ArchiveError
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.archiver import Archiver
@@ -54,8 +54,8 @@ def test_a_topic_that_forgets_is_not_made_anew(tip: int, forgets: int, nth: int)
     (record,) = MemoryBus.fetch(Forgetful(0, 0), [Place(TOPIC, 0, tip)])
     assert record is not None
     known = Tip(tip, tip_of(record))
-    assert topic_was_recreated(Forgetful(forgets, nth), (TOPIC, 0), tip + 1, known) == ""
-    assert "holds another record" in topic_was_recreated(Forgetful(0, 0, salt=3), (TOPIC, 0), tip + 1, known)
+    assert recreation_reason(Forgetful(forgets, nth), (TOPIC, 0), tip + 1, known) == ""
+    assert "holds another record" in recreation_reason(Forgetful(0, 0, salt=3), (TOPIC, 0), tip + 1, known)
 
 
 @given(forgets=st.integers(0, RECORDS), nth=st.integers(1, 9))

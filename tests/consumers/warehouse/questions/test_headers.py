@@ -62,8 +62,8 @@ def test_a_view_that_documents_other_columns_than_it_has_is_refused() -> None:
 
 def test_the_parameters_of_a_question() -> None:
     policy, version = catalog.questions()["trained-by"].parameters
-    assert (policy.name, policy.type, policy.default, policy.whole) == ("policy", "String", None, False)
-    assert (version.flag, version.whole) == ("--version", True)
+    assert (policy.name, policy.type, policy.default, policy.is_integer) == ("policy", "String", None, False)
+    assert (version.flag, version.is_integer) == ("--version", True)
     days = catalog.questions()["costs-by-tenant"].parameters[2]
     assert (days.name, days.default) == ("days", "0")
 

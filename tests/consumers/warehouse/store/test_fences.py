@@ -103,7 +103,7 @@ class Statement:
 class ModelStore(Store):
     """One process's way to the server."""
 
-    shared = True
+    is_shared = True
     where = "the model"
 
     def __init__(self, server: Server, switch: Callable[[str], None]) -> None:

@@ -55,7 +55,7 @@ def test_any_flipped_bit_is_named(data: st.DataObject) -> None:
         shelf = Archive(root).shelf(TOPIC, 0)
         assert shelf is not None
         sound = [segment for segment in shelf.segments if segment.file != path.name]
-        found = [row.record for segment in sound for row in Archive(root).stored(TOPIC, 0, segment)]
+        found = [row.record for segment in sound for row in Archive(root).rows(TOPIC, 0, segment)]
         assert found == [r for r in whole if any(s.first <= r.offset < s.end for s in sound)]
 
 

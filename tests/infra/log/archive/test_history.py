@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.infra.errors import ArchiveError, TopicError
 from millrace.infra.log.archive.archive import Archive
-from millrace.infra.log.archive.archiver import Archiver, archived
+from millrace.infra.log.archive.archiver import Archiver, is_archived
 from millrace.infra.log.archive.bus import ArchivedBus
 from millrace.infra.log.base import Bus, Outgoing, Place, Record
 from millrace.infra.log.blobs import ClaimStore
@@ -133,7 +133,7 @@ def test_a_topic_that_is_gone_is_read_from_the_archive_alone(folder: Path) -> No
     both = ArchivedBus(MemoryBus(), Archive(str(folder)))
     assert both.topics("n.") == [TOPIC]
     assert (both.partitions(TOPIC), both.starts(TOPIC), both.ends(TOPIC)) == (2, {0: 0, 1: 0}, bus.ends(TOPIC))
-    assert both.written(TOPIC) == both.ends(TOPIC)
+    assert both.log_ends(TOPIC) == both.ends(TOPIC)
     assert both.since(TOPIC, 5) == {0: 0, 1: 0}
     assert both.since(TOPIC, 6) == both.ends(TOPIC)
     assert [everything(both, p) for p in (0, 1)] == [everything(bus, p) for p in (0, 1)]
@@ -183,14 +183,14 @@ def test_claimed_bytes_outlive_their_store(folder: Path) -> None:
     store.remove(claim["sha256"], LATE * 1e6)
     [record] = ArchivedBus(bus, Archive(root)).read(TOPIC, 0)
     assert record.value == value, "a record keeps its bytes, of which hashes were made"
-    assert ClaimStore(str(folder / "claims"), beside=Archive(root).claimed).resolve(record).value == b"large" * 1000
+    assert ClaimStore(str(folder / "claims"), beside=Archive(root).claim_body).resolve(record).value == b"large" * 1000
 
 
 def test_what_is_never_archived() -> None:
-    assert not archived("n.raw", raw=False)
-    assert archived("n.raw", raw=True)
-    assert not any(archived(f"n.{name}", raw=True) for name in ("workers", "changelog.seal"))
-    assert archived("n.p.trajectories", raw=False)
+    assert not is_archived("n.raw", raw=False)
+    assert is_archived("n.raw", raw=True)
+    assert not any(is_archived(f"n.{name}", raw=True) for name in ("workers", "changelog.seal"))
+    assert is_archived("n.p.trajectories", raw=False)
 
 
 def test_two_writers(folder: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from millrace.infra.log.base import Outgoing, Place, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.history.places import CLAIM, CORRUPT, GONE, Lost, PlaceReader
+from millrace.infra.log.history.places import CLAIM, CORRUPT, GONE, LostRecord, PlaceReader
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
 from tests.support.feed import trajectory
@@ -24,8 +24,8 @@ def test_places_come_back_in_order_and_what_is_lost_says_why(tmp_path: Path) -> 
     with bus.publisher() as publisher:
         written = [publisher.publish(Outgoing(TOPIC, b"k", v, partition=1)).result() for v in values]
     found = PlaceReader(bus, store).trajectories([written[1], written[0], *written[2:], Place(TOPIC, 0, 7)])
-    assert [one["group"] for one in found[:2] if not isinstance(one, Lost)] == ["group-2", "group-1"]
-    assert [one.reason for one in found[2:] if isinstance(one, Lost)] == [CLAIM, CORRUPT, GONE, GONE]
+    assert [one["group"] for one in found[:2] if not isinstance(one, LostRecord)] == ["group-2", "group-1"]
+    assert [one.reason for one in found[2:] if isinstance(one, LostRecord)] == [CLAIM, CORRUPT, GONE, GONE]
 
 
 def test_nothing_asked_nothing_read(tmp_path: Path) -> None:

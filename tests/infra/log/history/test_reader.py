@@ -17,7 +17,7 @@ from millrace.infra.log.base import Bus, Outgoing, Place, Record, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.history.follow import Follower, PartitionCursor
 from millrace.infra.log.history.kinds import DECISIONS, HOLDS, LEDGER, RESOLUTIONS, WEIGHTS, WORKERS, topics_of
-from millrace.infra.log.history.reader import History, Stretch, left_out, named
+from millrace.infra.log.history.reader import History, Stretch, left_out, name_in_log
 from millrace.infra.log.history.rows import Row
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes
@@ -137,7 +137,7 @@ def test_following_gives_what_reading_gives(world: tuple[MemoryBus, list[list[tu
         assert list(follower.catch_up()) == follower.poll(0) == []
     cursor, taken = PartitionCursor(history, DECISIONS, 1, unreadable=left_out), []
     for end in [*range(0, 40, most), None]:
-        taken += [row.raw for row in cursor.new(end)]
+        taken += [row.raw for row in cursor.rows_on(end)]
     assert taken == wanted[1]
 
 
@@ -148,13 +148,13 @@ def test_a_record_whose_taker_raises_is_given_again() -> None:
     cursor = PartitionCursor(History(bus, "n", "p"), DECISIONS)
 
     def take() -> None:
-        for row in cursor.new():
+        for row in cursor.rows_on():
             if row["id"] == "d1":
                 raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
         take()
-    assert [row["id"] for row in cursor.new()] == ["d1", "d2"]
+    assert [row["id"] for row in cursor.rows_on()] == ["d1", "d2"]
 
 
 def test_a_stand_in_takes_the_place_of_what_cannot_be_read() -> None:
@@ -182,20 +182,20 @@ def test_only_what_is_wanted_is_decoded() -> None:
 def test_a_topic_that_does_not_exist_is_empty_to_read_and_an_error_to_follow() -> None:
     history = History(MemoryBus(), "n", "p")
     assert not history.partitions(LEDGER)
-    assert not history.starts(LEDGER) | history.ends(LEDGER) | history.written(LEDGER)
+    assert not history.starts(LEDGER) | history.ends(LEDGER) | history.log_ends(LEDGER)
     assert list(history.rows(LEDGER)) == list(history.records(LEDGER, stretch=Stretch(since=5))) == []
     assert history.fetch(LEDGER, [Place("n.p.ledger", 0, 0)]) == [None]
     with pytest.raises(TopicError):
         Follower(history, [LEDGER])
     with pytest.raises(TopicError):
-        list(PartitionCursor(history, LEDGER).new())
+        list(PartitionCursor(history, LEDGER).rows_on())
 
 
 def test_what_cannot_be_read_is_named_by_place_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     bus = MemoryBus({"n.decisions": 1})
     bus.publisher().publish(Outgoing("n.decisions", b"k", b"torn")).result()
     bus.publisher().publish(Outgoing("n.decisions", b"k", codec.encode("Decision", decision(1, "p" * 2000)))).result()
-    assert list(History(bus, "n", "p", bounded=True).rows(DECISIONS)) == []
+    assert list(History(bus, "n", "p", is_bounded=True).rows(DECISIONS)) == []
     first, second = logged.lines(caplog, "millrace.infra.log.readable")
     assert first == "n.decisions[0]@0 is passed over: it is no Decision (CorruptRecord)"
     assert second.startswith("n.decisions[0]@1 is passed over: policy of Decision is beyond its bound of ")
@@ -215,7 +215,7 @@ def test_large_records_are_read_behind_their_claims(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(store._fs, "cat_file", away)
     with pytest.raises(StorageError):
-        list(History(bus, "n", "p", store.resolve).rows(DECISIONS, unreadable=named))
+        list(History(bus, "n", "p", store.resolve).rows(DECISIONS, unreadable=name_in_log))
     for path in tmp_path.rglob("*"):
         if path.is_file():
             path.unlink()
@@ -287,7 +287,7 @@ def test_aborted_and_open_transactions_are_never_read(bus: Bus) -> None:
             transactor.send(Outgoing(topic, b"k", encoded(5), {}, 0))
             transactor.flush()
             assert ids(list(history.rows(DECISIONS))) == ["d0", "d1", "d4"]
-            assert history.ends(DECISIONS)[0] < history.written(DECISIONS)[0]
+            assert history.ends(DECISIONS)[0] < history.log_ends(DECISIONS)[0]
             followed: list[Row] = []
 
             def all_followed() -> bool:
@@ -329,7 +329,7 @@ def test_what_retention_has_taken_is_left_out() -> None:
     assert ids(list(history.rows(DECISIONS))) == ["d3", "d4", "d5"]
     assert history.starts(DECISIONS)[0] == places[3].offset
     assert [row and row["id"] for row in history.fetch(DECISIONS, places)] == [None, None, None, "d3", "d4", "d5"]
-    assert ids(list(PartitionCursor(history, DECISIONS).new())) == ["d3", "d4", "d5"]
+    assert ids(list(PartitionCursor(history, DECISIONS).rows_on())) == ["d3", "d4", "d5"]
 
 
 @pytest.mark.slow

@@ -32,10 +32,10 @@ def asked(count: int) -> bytes:
 
 def row(name: str, trajectory: str, trail: RequestTrail, request: bytes) -> Any:
     """The event of a call as a gateway would record it."""
-    stored = trail.stored(request, outlined(request))
-    fields = {"request": stored.request, "request_base": stored.base, "request_kept": stored.kept}
+    stored = trail.compress(request, outlined(request))
+    fields = {"request": stored.request, "request_base": stored.base, "request_kept": stored.overlap}
     body = {**model_call(name, reply=REPLY), **fields}
-    trail.recorded(name, outlined(request))
+    trail.add(name, outlined(request))
     event = {"id": name, "trajectory": trajectory, "kind": "model_call", "body": codec.encode_body("model_call", body)}
     return Row(Record("e", 0, 0, b"", b"", {}, 0), "Event", event, b"", "events")  # type: ignore[type-var]
 

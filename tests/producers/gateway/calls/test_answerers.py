@@ -87,7 +87,7 @@ async def upstream(folder: Path, renderer: TemplateRenderer, manner: str) -> Asy
 
             async def make(streamed: bool) -> Call:
                 _play(server, manner, streamed=streamed)
-                routed = await door.routed(CHAT, body(streamed=streamed))
+                routed = await door.route_request(CHAT, body(streamed=streamed))
                 assert routed is not None
                 return await door.prepare(caller, {}, body(streamed=streamed), routed, "")
 
@@ -118,7 +118,7 @@ async def test_a_whole_reply_is_recorded_before_it_is_told(tmp_path: Path, rende
     async with ANSWERERS[name](tmp_path, renderer, "sound") as one:
         call = await one.call(streamed=False)
         assert one.records() == []
-        reply = await one.pipeline.whole(call)
+        reply = await one.pipeline.answer(call)
         assert one.records() == ["episode_started", "model_call"]
         (record,) = one.w.calls()
         assert record["response"] == reply.body
@@ -151,7 +151,7 @@ async def test_what_fails_before_an_answer_leaves_no_trace(
     async with ANSWERERS[name](tmp_path, renderer, "never") as one:
         call = await one.call(streamed=streamed)
         with pytest.raises(ApiError):
-            await (one.streamed(call) if streamed else one.pipeline.whole(call))
+            await (one.streamed(call) if streamed else one.pipeline.answer(call))
         assert one.records() == []
         assert not one.w.gateway.sessions.live
 

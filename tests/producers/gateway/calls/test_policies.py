@@ -18,7 +18,7 @@ from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import load
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.calls.fleet import Fleet
-from millrace.producers.gateway.calls.served_policy import Awaited, Served
+from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
 from millrace.producers.gateway.options import RewardTerms
 from millrace.producers.gateway.prices import Prices
 from millrace.schemas.arrays import unpack
@@ -43,7 +43,7 @@ async def both(folder: Path, renderer: TemplateRenderer, **options: Any) -> Asyn
     """A gateway of the policies `policy` (at version 3) and `small` (at version 5), whose contexts differ."""
     small = saying(renderer, "Small.", "small@5")
     second = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(folder / "small")))
-    other = Served("small", second, Fleet("small", lambda url: small, (SMALL,)), 512, Prices(1e6, 1e6, 1e6))
+    other = ServedPolicy("small", second, Fleet("small", lambda url: small, (SMALL,)), 512, Prices(1e6, 1e6, 1e6))
     own = saying(renderer, "Large.", "policy@3")
     async with world(folder, renderer, own, others=[other], **{"patience_s": 0.2, **options}) as w:
         w.acknowledge(3, url=ENGINE)
@@ -117,7 +117,7 @@ async def test_one_session_calls_both_each_in_its_own_lineage(tmp_path: Path, re
         assert {call for lineage in sealed.lineages for call in lineage["calls"]} <= own
         assert {version for lineage in sealed.lineages for version in unpack(lineage["versions"])} == {-1, 3}
         others = [event["data"]["response_id"] for event in events if event["policy"] == "small"]
-        assert [found for found in sealed.excluded if found.endswith(":other_policy")] == [
+        assert [found for found in sealed.exclusions if found.endswith(":other_policy")] == [
             f"{response}:other_policy" for response in others
         ]
 
@@ -166,7 +166,7 @@ async def test_why_tells_what_every_policy_said_in_an_episode(tmp_path: Path, re
 
 async def test_each_is_judged_by_its_own_verifiers(tmp_path: Path, renderer: TemplateRenderer) -> None:
     terms = {"small": RewardTerms(("tests",), 5_000, frozenset({"tests"}))}
-    own: dict[str, Any] = {"awaits": ("verifier",), "reserved": frozenset({"verifier"}), "other_terms": terms}
+    own: dict[str, Any] = {"awaits": ("verifier",), "verifiers": frozenset({"verifier"}), "other_terms": terms}
     async with both(tmp_path, renderer, **own) as (w, _):
 
         async def judge(id: str, source: str) -> int:
@@ -189,8 +189,8 @@ async def test_each_is_judged_by_its_own_verifiers(tmp_path: Path, renderer: Tem
 async def test_a_policy_that_is_not_there_yet_stops_no_other(tmp_path: Path, renderer: TemplateRenderer) -> None:
     small = saying(renderer, "Small.", "small@5")
     fleets = {name: Fleet(name, lambda url: small, (SMALL,)) for name in ("small", "late")}
-    served = Served("small", TemplateRenderer(renderer.tokenizer), fleets["small"], 512)
-    awaited = [Awaited("late", fleets["late"], "its topics were never made")]
+    served = ServedPolicy("small", TemplateRenderer(renderer.tokenizer), fleets["small"], 512)
+    awaited = [AwaitedPolicy("late", fleets["late"], "its topics were never made")]
     async with world(tmp_path, renderer, saying(renderer, "Large.", "policy@3"), others=[served], awaited=awaited) as w:
         for model in ("policy", "small"):
             await say(w, [USER], model, "x")
@@ -206,7 +206,7 @@ async def test_a_policy_that_is_not_there_yet_stops_no_other(tmp_path: Path, ren
         w.acknowledge(5, url=SMALL, policy="small", state="failed")
         w.acknowledge(1, url=SMALL, policy="late")
         assert (await w.http.get("/health")).json()["policies"]["small"] == "no engine"
-        w.gateway.engines.join(Served("late", TemplateRenderer(renderer.tokenizer), fleets["late"], 512))
+        w.gateway.engines.join(ServedPolicy("late", TemplateRenderer(renderer.tokenizer), fleets["late"], 512))
         assert (await w.http.get("/health")).json()["policies"]["late"] == "served"
         small.label = "late@1"
         await say(w, [USER], "late@1", late["api_key"])

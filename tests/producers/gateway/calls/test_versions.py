@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.producers.gateway.calls.models import WantedModel, wanted
+from millrace.producers.gateway.calls.models import WantedModel, parse_model
 from millrace.schemas.arrays import unpack
 from millrace.schemas.ids import now_micros
 from millrace.schemas.labels import make_label
@@ -179,10 +179,10 @@ def _status(w: World, url: str) -> dict[str, Any]:
 
 @given(st.text(max_size=20) | st.text("0123456789@", max_size=5), st.integers(0, 2**70))
 def test_a_name_means_its_version_or_nothing(text: str, version: int) -> None:
-    assert wanted(("policy",), make_label("policy", version)) == WantedModel("policy", version)
-    assert wanted(("policy",), f"x{text}").version is None
+    assert parse_model(("policy",), make_label("policy", version)) == WantedModel("policy", version)
+    assert parse_model(("policy",), f"x{text}").version is None
     if text.isascii() and text.isdecimal() and str(int(text)) == text:
-        assert wanted(("policy",), f"policy@{text}") == WantedModel("policy", int(text))
+        assert parse_model(("policy",), f"policy@{text}") == WantedModel("policy", int(text))
     else:
         with pytest.raises(ApiError, match="names no version"):
-            wanted(("policy",), f"policy@{text}")
+            parse_model(("policy",), f"policy@{text}")

@@ -82,7 +82,7 @@ async def test_what_a_full_log_does_not_take_is_refused_and_recorded_when_it_com
             if status != 200:
                 assert (answer["error"]["code"], given_.json()["error"]["code"]) == ("log_full", "log_full")
         assert [(one["source"], one["reward_id"]) for one in rewards(w)] == [("user", "f"), ("app", "r")]
-        assert session.whole
+        assert session.is_whole
         assert [event["kind"] for event in w.events()].count("gap") == 0
 
 
@@ -176,7 +176,7 @@ async def test_feedback_that_cannot_be_taken_says_why_and_leaves_nothing(
     tmp_path: Path, renderer: TemplateRenderer, body: dict[str, Any], status: int, word: str
 ) -> None:
     reserved = frozenset({"verifier"})
-    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, reserved=reserved) as w:
+    async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, verifiers=reserved) as w:
         id = await reply(w)
         found, answer = await said(w, **{k: id if v == "ID" else v for k, v in body.items()})
         assert (found, word in answer["error"]["message"]) == (status, True), answer
@@ -209,7 +209,7 @@ def test_a_reply_names_a_session_only_where_one_alone_gave_it(given_: list[tuple
 
 
 def test_the_oldest_replies_are_forgotten() -> None:
-    replies = Replies(kept=2)
+    replies = Replies(most_replies=2)
     for response in "xyz":
         replies.add("a", response, "1")
     assert [replies.find("a", response) for response in "xyz"] == [None, "1", "1"]

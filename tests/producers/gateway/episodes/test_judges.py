@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {
     "keys": KEYS,
     "rollout_key": "sk-workers",
     "awaits": ("verifier",),
-    "reserved": frozenset({"verifier", "style"}),
+    "verifiers": frozenset({"verifier", "style"}),
     "judges": {"sk-judge": frozenset({"style"})},
 }
 

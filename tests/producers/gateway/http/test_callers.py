@@ -21,7 +21,7 @@ OPTIONS = GatewayOptions(
     keys={"sk-bot": "acme", "sk-judge": "acme", "sk-workers": "local"},
     key_names={"sk-bot": "bot", "sk-judge": "judge"},
     rollout_key="sk-workers",
-    reserved=JUDGE,
+    verifiers=JUDGE,
     judges={"sk-judge": JUDGE},
 )
 
@@ -61,7 +61,7 @@ def test_what_a_static_key_says(sessions: Sessions) -> None:
     callers = Callers(OPTIONS, sessions)
     assert callers.identify(bearer("sk-bot")) == Caller("acme", None, key="bot")
     assert callers.identify(bearer("sk-judge")) == Caller("acme", None, judges=JUDGE, key="judge")
-    assert callers.identify(bearer("sk-workers")) == Caller("local", None, granted=True)
+    assert callers.identify(bearer("sk-workers")) == Caller("local", None, takes_grants=True)
     for headers in (bearer("sk-other"), bearer("sk-bo"), {}):
         with pytest.raises(ApiError) as refused:
             callers.identify(headers)
@@ -71,7 +71,7 @@ def test_what_a_static_key_says(sessions: Sessions) -> None:
 @pytest.mark.parametrize("options", [GatewayOptions(POLICY), OPTIONS])
 def test_a_session_key_speaks_for_its_live_session_alone(sessions: Sessions, options: GatewayOptions) -> None:
     callers = Callers(options, sessions)
-    session = sessions.unsolicited("acme", Hints(None, ""), (), 0)
+    session = sessions.make_session("acme", Hints(None, ""), (), 0)
     own = sessions.key_of(session)
     for key, code in ((f"{own}0", "invalid_api_key"), (own, "session_expired")):
         with pytest.raises(ApiError) as refused:
@@ -79,11 +79,11 @@ def test_a_session_key_speaks_for_its_live_session_alone(sessions: Sessions, opt
         assert (refused.value.status, refused.value.code) == (401, code)
     sessions.add(session)
     caller = callers.identify(bearer(own))
-    assert (caller.tenant, caller.session, caller.granted) == ("acme", session, False)
+    assert (caller.tenant, caller.session, caller.takes_grants) == ("acme", session, False)
 
 
 def test_without_keys_everybody_is_the_one_tenant_and_judges_nothing_reserved(sessions: Sessions) -> None:
-    callers = Callers(GatewayOptions(POLICY, reserved=JUDGE), sessions)
+    callers = Callers(GatewayOptions(POLICY, verifiers=JUDGE), sessions)
     for headers in ({}, bearer("anything")):
         assert callers.identify(headers) == Caller("local", None)
 
@@ -94,12 +94,12 @@ def test_a_key_that_nobody_names_is_not_the_workers(tmp_path: Path) -> None:
     make_keys(settings, WORKERS)
     callers = Callers(GatewayOptions.of(settings, 1), Sessions(tmp_path, POLICY))
     for key in ("sk-bot", "sk-b"):
-        assert callers.identify(bearer(key)).granted is False
-        assert callers.identify(bearer(key)).barred(frozenset({"verifier"})) == {"verifier"}
+        assert callers.identify(bearer(key)).takes_grants is False
+        assert callers.identify(bearer(key)).barred_sources(frozenset({"verifier"})) == {"verifier"}
     workers = callers.identify(bearer(workers_key(settings)))
-    assert (workers.granted, workers.tenant, workers.barred(JUDGE)) == (True, "rollouts", frozenset())
+    assert (workers.takes_grants, workers.tenant, workers.barred_sources(JUDGE)) == (True, "rollouts", frozenset())
     named = load(flags={**flags, "rollout.key": "bot"})
     callers = Callers(GatewayOptions.of(named, 1), Sessions(tmp_path, POLICY))
-    assert callers.identify(bearer("sk-bot")).granted is True
+    assert callers.identify(bearer("sk-bot")).takes_grants is True
     with pytest.raises(ApiError, match="Incorrect"):
         callers.identify(bearer(workers_key(settings)))

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 
 from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.producers.gateway.http.session_path import PREFIX, plain
+from millrace.producers.gateway.http.session_path import PREFIX, strip_name
 from millrace.producers.gateway.sessions.ownership import PATH, hints
 from tests.support.gateway_world import ScriptedEngine, World, world
 from tests.support.speakers import SPEAKERS, Speaker
@@ -34,9 +34,9 @@ def test_a_path_says_what_a_header_would(
     given = scope(f"{PREFIX}{name}/{rest}", *sent)
     if not name.isprintable():
         with pytest.raises(ApiError, match="printable"):
-            plain(given)
+            strip_name(given)
         return
-    found = plain(given)
+    found = strip_name(given)
     assert found["path"] == f"/{rest}"
     assert found["headers"] == [*sent, (PATH.encode(), name.encode())]
     said = hints(
@@ -48,7 +48,7 @@ def test_a_path_says_what_a_header_would(
 
 @given(st.text().filter(lambda path: not path.startswith(PREFIX)))
 def test_other_paths_stay(path: str) -> None:
-    assert plain(scope(path)) == scope(path)
+    assert strip_name(scope(path)) == scope(path)
 
 
 async def asked(w: World, path: str, body: dict[str, Any], name: str | None = None) -> int:

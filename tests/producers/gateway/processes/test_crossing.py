@@ -15,12 +15,12 @@ import pytest
 from yarl import URL
 
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.infra.gateway_processes import is_drained, mark_drained
+from millrace.infra.gateway_processes import is_drained, mark_drain
 from millrace.producers.gateway import serve as serve_module
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.processes.owner import ProcessLayout, chosen
-from millrace.producers.gateway.sessions.ownership import TOLD
+from millrace.producers.gateway.processes.owner import ProcessLayout, choose_process
+from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
 from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -99,10 +99,10 @@ async def test_a_named_conversation_is_one_session_through_any_door(both: list[W
             json={"model": "m", "messages": [USER]},
             headers=[(b"authorization", b"Bearer sk-a-of-a-tenant"), (b"x-session-id", value.encode("latin-1"))],
         )
-        told.add(answer.headers[TOLD])
+        told.add(answer.headers[TRAJECTORY_HEADER])
     (id,) = told
     assert sum(count for count in sessions(both).values()) == sessions(both)[id]
-    assert index_of(id) == chosen(f"name {name}", 2)
+    assert index_of(id) == choose_process(f"name {name}", 2)
     for w in both:
         found = await w.http.get("/v1/sessions", params={"name": name}, headers={"x-api-key": "sk-a-of-a-tenant"})
         assert found.json() == {"sessions": [{"session": id, "live": True}]}
@@ -115,7 +115,7 @@ async def test_a_path_and_a_body_name_a_conversation_through_any_door(both: list
     body = {"model": "m", "max_tokens": 20, "messages": [USER], "metadata": {"user_id": user}}
     answers = [await post(w, "/v1/messages", body) for w in both]
     answers += [await post(w, "/session/s%201/v1/chat/completions", {"model": "m", "messages": [USER]}) for w in both]
-    assert len({answer.headers[TOLD] for answer in answers}) == 1
+    assert len({answer.headers[TRAJECTORY_HEADER] for answer in answers}) == 1
     by = {call["identified_by"] for w in both for call in w.calls()}
     assert by == {"body:metadata.user_id", "path"}
 
@@ -152,11 +152,11 @@ async def test_a_nameless_conversation_goes_on_through_any_door_and_in_any_api(b
     told = set()
     for turn in range(4):
         answer = await post(both[(turn + at) % 2], "/v1/chat/completions", {"model": "m", "messages": asked})
-        told.add(answer.headers[TOLD])
+        told.add(answer.headers[TRAJECTORY_HEADER])
         asked += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"more {turn}"}]
     for door in both:
         answer = await post(door, "/v1/messages", {"model": "m", "max_tokens": 9, "messages": asked})
-        told.add(answer.headers[TOLD])
+        told.add(answer.headers[TRAJECTORY_HEADER])
         asked += [{"role": "assistant", "content": answer.json()["content"]}, MORE]
     assert len(told) == 1
     assert list(sessions(both).values()) == [6]
@@ -171,9 +171,9 @@ async def test_the_ids_of_calls_lead_back_whatever_became_of_the_words(both: lis
         result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "7"}
         for door in both:
             trimmed = [{"role": "user", "content": f"in other words {at}"}, {**reply, "content": "Hm."}, result]
-            assert (await chat(door, trimmed)).headers[TOLD] == first.headers[TOLD]
+            assert (await chat(door, trimmed)).headers[TRAJECTORY_HEADER] == first.headers[TRAJECTORY_HEADER]
             foreign = await chat(door, trimmed, "sk-b-of-another")
-            assert foreign.headers[TOLD] != first.headers[TOLD]
+            assert foreign.headers[TRAJECTORY_HEADER] != first.headers[TRAJECTORY_HEADER]
 
 
 async def test_ids_of_a_session_that_is_over_begin_one_where_the_head_leads(both: list[World]) -> None:
@@ -185,12 +185,12 @@ async def test_ids_of_a_session_that_is_over_begin_one_where_the_head_leads(both
         result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "7"}
         asked = [{"role": "user", "content": f"{at}"}, reply, result]
         first, second = [await chat(door, asked) for door in both]
-        assert named.headers[TOLD] != first.headers[TOLD]
-        seen.add(index_of(first.headers[TOLD]))
+        assert named.headers[TRAJECTORY_HEADER] != first.headers[TRAJECTORY_HEADER]
+        seen.add(index_of(first.headers[TRAJECTORY_HEADER]))
         again = [*asked, second.json()["choices"][0]["message"]]
         answered = {"role": "tool", "tool_call_id": again[-1]["tool_calls"][0]["id"], "content": "8"}
         third = await chat(both[at % 2], [*again, answered])
-        assert third.headers[TOLD] == second.headers[TOLD]
+        assert third.headers[TRAJECTORY_HEADER] == second.headers[TRAJECTORY_HEADER]
     assert seen == {0, 1}
 
 
@@ -201,12 +201,14 @@ async def test_a_stored_response_is_known_through_any_door_to_its_caller(both: l
         for door in both:
             id = first.json()["id"]
             more = {"model": "m", "input": "more", "previous_response_id": id}
-            assert (await post(door, "/v1/responses", more)).headers[TOLD] == first.headers[TOLD]
+            assert (await post(door, "/v1/responses", more)).headers[TRAJECTORY_HEADER] == first.headers[
+                TRAJECTORY_HEADER
+            ]
             item = {"type": "item_reference", "id": first.json()["output"][0]["id"]}
             asked = [{"role": "user", "content": f"{at}"}, item, MORE]
-            assert (await post(door, "/v1/responses", {"model": "m", "input": asked})).headers[TOLD] == first.headers[
-                TOLD
-            ]
+            assert (await post(door, "/v1/responses", {"model": "m", "input": asked})).headers[
+                TRAJECTORY_HEADER
+            ] == first.headers[TRAJECTORY_HEADER]
             mine = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
             assert mine.json() == first.json()
             other = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-b-of-another"})
@@ -214,7 +216,7 @@ async def test_a_stored_response_is_known_through_any_door_to_its_caller(both: l
             refused = await post(door, "/v1/responses", more, "sk-b-of-another")
             assert refused.json()["error"]["code"] == "previous_response_not_found"
             rated = await post(door, "/v1/feedback", {"response_id": id, "rating": 1.0})
-            assert rated.json()["session"] == first.headers[TOLD]
+            assert rated.json()["session"] == first.headers[TRAJECTORY_HEADER]
             assert (await post(door, "/v1/feedback", {"response_id": id}, "sk-b-of-another")).status_code in (400, 404)
             listed = await door.http.get(f"/v1/responses/{id}/input_items", headers={"x-api-key": "sk-a-of-a-tenant"})
             assert listed.json()["data"][0]["content"][0]["text"] == f"{at}"
@@ -230,7 +232,7 @@ async def test_feedback_takes_a_name_and_an_id_of_nobody(both: list[World]) -> N
         named = await chat(both[0], [USER], x_session_id=f"n-{at}")
         for door in both:
             given = await post(door, "/v1/feedback", {"session": f"n-{at}", "rating": 1.0})
-            assert given.json()["session"] == named.headers[TOLD]
+            assert given.json()["session"] == named.headers[TRAJECTORY_HEADER]
             by_name = await post(door, f"/v1/sessions/n-{at}/reward", {"value": 1.0, "source": "user"})
             assert by_name.status_code == 200
             unknown = await post(door, "/v1/feedback", {"response_id": "chatcmpl-of-nobody", "rating": 1.0})
@@ -239,7 +241,7 @@ async def test_feedback_takes_a_name_and_an_id_of_nobody(both: list[World]) -> N
 
 def names_of(index: int, count: int = 2) -> str:
     """A name that this process holds."""
-    return next(f"n-{at}" for at in range(100) if chosen(f"name n-{at}", count) == index)
+    return next(f"n-{at}" for at in range(100) if choose_process(f"name n-{at}", count) == index)
 
 
 async def test_a_stream_comes_through_the_other_door_byte_for_byte(both: list[World]) -> None:
@@ -383,23 +385,23 @@ async def test_sessions_outlive_a_change_of_the_number(tmp_path: Path, renderer:
             doors = all[:count]
             for turn, (name, id) in enumerate(seen.items()):
                 door = doors[turn % count]
-                assert (await chat(door, [USER], x_session_id=name)).headers[TOLD] == id
+                assert (await chat(door, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == id
                 given = await post(door, f"/v1/sessions/{name}/reward", {"value": 1.0, "source": "user"})
                 assert given.status_code == 200
                 found = await door.http.get("/v1/sessions?name=" + name, headers={"x-api-key": "sk-a-of-a-tenant"})
                 assert found.json() == {"sessions": [{"session": id, "live": True}]}
             for turn, (id, messages) in enumerate(asked.items()):
                 answer = await chat(doors[turn % count], messages)
-                assert answer.headers[TOLD] == id
+                assert answer.headers[TRAJECTORY_HEADER] == id
                 messages += [answer.json()["choices"][0]["message"], MORE]
             for turn, (id, key) in enumerate(started.items()):
-                assert (await chat(doors[turn % count], [USER], key)).headers[TOLD] == id
+                assert (await chat(doors[turn % count], [USER], key)).headers[TRAJECTORY_HEADER] == id
             for turn in range(5):
                 door, name = doors[turn % count], f"{at}.{turn}"
-                seen[name] = (await chat(door, [USER], x_session_id=name)).headers[TOLD]
+                seen[name] = (await chat(door, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
                 begun = [{"role": "user", "content": f"{at} {turn}"}]
                 answer = await chat(door, begun)
-                asked[answer.headers[TOLD]] = [*begun, answer.json()["choices"][0]["message"], MORE]
+                asked[answer.headers[TRAJECTORY_HEADER]] = [*begun, answer.json()["choices"][0]["message"], MORE]
                 fresh = (await post(door, "/v1/sessions", {})).json()
                 started[fresh["session"]] = fresh["api_key"]
             assert all[0].gateway.sessions.live
@@ -410,15 +412,15 @@ async def test_sessions_outlive_a_change_of_the_number(tmp_path: Path, renderer:
 async def test_who_is_retired_begins_nothing(tmp_path: Path, renderer: TemplateRenderer) -> None:
     async with processes(tmp_path, renderer, 2) as both:
         name = names_of(1)
-        id = (await chat(both[0], [USER], x_session_id=name)).headers[TOLD]
+        id = (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
         assert index_of(id) == 1
         kept = (await post(both[1], "/v1/responses", {"model": "m", "input": "a"}, x_session_id=name)).json()["id"]
     async with processes(tmp_path, renderer, 1, (2,)) as both:
-        assert (await chat(both[0], [USER], x_session_id=name)).headers[TOLD] == id
+        assert (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == id
         assert (await post(both[0], f"/v1/sessions/{id}/end", {})).json()["ended"]
         late = await post(both[0], f"/v1/sessions/{name}/reward", {"value": 1.0, "source": "user"})
         assert late.status_code == 200
-        again = (await chat(both[0], [USER], x_session_id=name)).headers[TOLD]
+        again = (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
         assert index_of(again) == 0
         assert not both[1].gateway.sessions.live
         refused = await post(both[0], "/v1/responses", {"model": "m", "input": "b", "previous_response_id": kept})
@@ -432,19 +434,21 @@ async def test_who_is_retired_begins_nothing(tmp_path: Path, renderer: TemplateR
             await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"}),
         ):
             assert (asked.status_code, asked.json()["error"]["code"]) == (503, "process_down"), "it is only down"
-    mark_drained(tmp_path / "capture", 1, drained=True)
+    mark_drain(tmp_path / "capture", 1, is_drained=True)
     # It has left: its ids are those of nobody.
     async with world(
         tmp_path, renderer, engine_of(renderer), layout=ProcessLayout(0, 1, (2,)), keys=KEYS, patience_s=5.0
     ) as w:
-        assert (await chat(w, [USER], x_session_id=name)).headers[TOLD] == again
+        assert (await chat(w, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == again
         unknown = await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
 
 
 async def test_who_is_retired_ends_once_nothing_of_it_is_live(tmp_path: Path, renderer: TemplateRenderer) -> None:
     async with processes(tmp_path, renderer, 2) as both:
-        ids = [(await chat(both[0], [USER], x_session_id=names_of(index))).headers[TOLD] for index in range(2)]
+        ids = [
+            (await chat(both[0], [USER], x_session_id=names_of(index))).headers[TRAJECTORY_HEADER] for index in range(2)
+        ]
     async with processes(tmp_path, renderer, 1, (2,), reward_deadline_ms=0) as both:
         assert not is_drained(tmp_path / "capture", 1)
         for id in ids:
@@ -453,14 +457,14 @@ async def test_who_is_retired_ends_once_nothing_of_it_is_live(tmp_path: Path, re
             while not is_drained(tmp_path / "capture", 1):
                 await asyncio.sleep(0.05)
         assert not both[1].log.waiting
-        again = (await chat(both[0], [USER], x_session_id=names_of(1))).headers[TOLD]
+        again = (await chat(both[0], [USER], x_session_id=names_of(1))).headers[TRAJECTORY_HEADER]
         assert index_of(again) == 0
 
 
 async def test_what_a_key_may_spend_counts_over_all(tmp_path: Path, renderer: TemplateRenderer) -> None:
     limits = {"a": KeyLimits(budget=1.0, budget_hours=1e6)}
     names = {"sk-a-of-a-tenant": "a", "sk-b-of-another": "b"}
-    prices = Prices(prompt=1e6, completion=1e6, cached=1e6)
+    prices = Prices(prompt=1e6, completion=1e6, cached_prompt=1e6)
     async with processes(tmp_path, renderer, limits=limits, key_names=names, prices=prices) as both:
         await chat(both[0], [USER], x_session_id=names_of(0))
         there = both[1].gateway.recorder.spending
@@ -530,9 +534,11 @@ async def test_what_an_upstream_keeps_is_its_callers_through_any_door(
             id, item = first.json()["id"], first.json()["output"][0]["id"]
             for door in both:
                 more = {"model": "far", "input": "more", "previous_response_id": id}
-                assert (await post(door, "/v1/responses", more)).headers[TOLD] == first.headers[TOLD]
+                assert (await post(door, "/v1/responses", more)).headers[TRAJECTORY_HEADER] == first.headers[
+                    TRAJECTORY_HEADER
+                ]
                 rated = await post(door, "/v1/feedback", {"response_id": id, "rating": 1.0})
-                assert rated.json()["session"] == first.headers[TOLD]
+                assert rated.json()["session"] == first.headers[TRAJECTORY_HEADER]
                 got = await door.http.get(f"/v1/responses/{id}", headers={"x-api-key": "sk-a-of-a-tenant"})
                 assert got.json()["id"] == id
                 by_item = {"model": "far", "input": [{"type": "item_reference", "id": item}]}
@@ -595,7 +601,11 @@ async def test_odd_requests_are_answered_alike_through_any_door(both: list[World
                 async with http.request(method, url, data=body, headers=headers) as answer:
                     said = await answer.read()
                     kept = {name.lower(): value for name, value in answer.headers.items()}
-                kept = {name: value for name, value in kept.items() if name not in ("date", TOLD, "content-length")}
+                kept = {
+                    name: value
+                    for name, value in kept.items()
+                    if name not in ("date", TRAJECTORY_HEADER, "content-length")
+                }
                 error = json.loads(said).get("error") if answer.status >= 400 and said else None
                 answers.append((answer.status, answer.reason, kept, error))
             assert answers[0] == answers[1], (method, path, body[:80])

@@ -71,7 +71,7 @@ def test_a_conversation_has_one_head_in_every_api_at_every_turn(
         for end in range(1, len(said) + 1):
             read = in_the_body(dialect, body(system, said[:end], calls))
             heads.add(read.head)
-            assert read == Evidence(told=tuple(calls[: end - 1]), head=read.head)
+            assert read == Evidence(call_ids=tuple(calls[: end - 1]), head=read.head)
     assert len(heads) == 1
     assert None not in heads
 
@@ -137,7 +137,7 @@ def test_no_body_is_too_odd_to_be_looked_at(reads: Any, body: bytes) -> None:
 )
 def test_headers_and_the_path_say_it_first(method: str, path: str, headers: dict[str, str], said: Evidence) -> None:
     door = at_the_door(method, path, headers)
-    assert (door.said, door.reads) == (said, None)
+    assert (door.evidence, door.reads) == (said, None)
 
 
 def test_other_requests_say_it_in_their_bodies() -> None:

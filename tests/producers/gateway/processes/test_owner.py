@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.producers.gateway.marks import index_of, marked_id, minted_call
-from millrace.producers.gateway.processes.owner import Evidence, ProcessLayout, ProcessWay, chosen, ways
+from millrace.producers.gateway.processes.owner import Evidence, ProcessLayout, ProcessWay, choose_process, ways
 
 MOST = 5
 numbers = st.integers(1, MOST)
@@ -23,7 +23,7 @@ def evidences(draw: Any) -> Evidence:
         exact=draw(st.none() | ids),
         name=draw(st.none() | ids),
         attempt=draw(st.none() | st.text(max_size=3)),
-        told=tuple(draw(st.lists(st.integers(0, MOST).map(minted_call), max_size=3))),
+        call_ids=tuple(draw(st.lists(st.integers(0, MOST).map(minted_call), max_size=3))),
         head=draw(st.none() | st.binary(max_size=2)),
     )
 
@@ -35,42 +35,45 @@ def test_the_ways_end_and_do_not_depend_on_where_a_request_arrived(
     here = data.draw(st.integers(0, processes - 1))
     layout = ProcessLayout(here, processes, tuple(former))
     route = ways(said, layout)
-    assert not route[-1].held
-    assert all(way.held for way in route[:-1])
-    assert all(way.process in layout.known for way in route)
+    assert not route[-1].must_exist
+    assert all(way.must_exist for way in route[:-1])
+    assert all(way.process in layout.holders for way in route)
     assert all(one.process != next.process for one, next in itertools.pairwise(route))
     assert route[-1].process < processes, "who is retired begins nothing"
     known = said.exact is None or index_of(said.exact) in range(processes)
-    if known and said != Evidence(told=said.told):
+    if known and said != Evidence(call_ids=said.call_ids):
         other = data.draw(st.integers(0, processes - 1))
         assert ways(said, ProcessLayout(other, processes, tuple(former))) == route
 
 
 @given(st.text(), numbers)
 def test_of_one_process_more_a_key_moves_only_to_the_new_one(key: str, processes: int) -> None:
-    assert chosen(key, processes + 1) in (chosen(key, processes), processes)
+    assert choose_process(key, processes + 1) in (choose_process(key, processes), processes)
 
 
 def test_names_are_spread() -> None:
-    counts = [[chosen(f"name {at}", 3) for at in range(3000)].count(index) for index in range(3)]
+    counts = [[choose_process(f"name {at}", 3) for at in range(3000)].count(index) for index in range(3)]
     assert all(900 < count < 1100 for count in counts)
 
 
 def test_a_former_number_of_processes_is_asked_before_the_present_one_begins_anything() -> None:
-    name = next(f"n{at}" for at in range(100) if chosen(f"name n{at}", 2) == 1)
-    assert ways(Evidence(name=name), ProcessLayout(1, 2, (1,))) == [ProcessWay(0, held=True), ProcessWay(1, held=False)]
-    assert ways(Evidence(name=name), ProcessLayout(1, 2)) == [ProcessWay(1, held=False)]
+    name = next(f"n{at}" for at in range(100) if choose_process(f"name n{at}", 2) == 1)
+    assert ways(Evidence(name=name), ProcessLayout(1, 2, (1,))) == [
+        ProcessWay(0, must_exist=True),
+        ProcessWay(1, must_exist=False),
+    ]
+    assert ways(Evidence(name=name), ProcessLayout(1, 2)) == [ProcessWay(1, must_exist=False)]
 
 
 def test_ids_that_a_conversation_was_told_are_asked_for_where_they_were_minted() -> None:
-    head = next(str(at).encode() for at in range(100) if chosen(f"head {str(at).encode().hex()}", 3) == 0)
+    head = next(str(at).encode() for at in range(100) if choose_process(f"head {str(at).encode().hex()}", 3) == 0)
     here, there = minted_call(1), minted_call(2)
     layout = ProcessLayout(0, 3)
-    final = ProcessWay(0, held=False)
-    assert ways(Evidence(told=(here,), head=head), layout) == [ProcessWay(1, held=True), final]
-    assert ways(Evidence(told=(minted_call(0), minted_call(0)), head=head), layout) == [final]
-    assert ways(Evidence(told=(here, there), head=head), layout) == [final], "ids of two say nothing"
-    assert ways(Evidence(told=(minted_call(9),), head=head), layout) == [final], "of another gateway"
+    final = ProcessWay(0, must_exist=False)
+    assert ways(Evidence(call_ids=(here,), head=head), layout) == [ProcessWay(1, must_exist=True), final]
+    assert ways(Evidence(call_ids=(minted_call(0), minted_call(0)), head=head), layout) == [final]
+    assert ways(Evidence(call_ids=(here, there), head=head), layout) == [final], "ids of two say nothing"
+    assert ways(Evidence(call_ids=(minted_call(9),), head=head), layout) == [final], "of another gateway"
     assert ways(Evidence(head=head), layout) == [final]
 
 
@@ -100,7 +103,7 @@ class Machine:
             return next((one for one in here if one.name == said.name), None)
         if said.exact is not None:
             return next((one for one in here if said.exact in one.responses), None)
-        told = [one for one in here if one.name is None and set(one.told) & set(said.told)]
+        told = [one for one in here if one.name is None and set(one.told) & set(said.call_ids)]
         if len(told) == 1:
             return told[0]
         return next((one for one in here if one.name is None and one.head == said.head), None)
@@ -109,7 +112,7 @@ class Machine:
         """A call of this conversation arrives at a process."""
         for way in ways(said, ProcessLayout(at % self.processes, self.processes, self.former)):
             found = self.holder(way.process, said)
-            if way.held and found is None:
+            if way.must_exist and found is None:
                 continue
             assert found in (None, mine), "another's session"
             assert found is mine or mine.place is None, "a second session of one conversation"
@@ -154,7 +157,7 @@ def test_a_conversation_has_one_session_whatever_its_calls_show_and_however_many
             elif show == "exact" and mine.place is not None:
                 said = Evidence(exact=mine.responses[-1])
             elif show == "trimmed" and mine.place is not None:
-                said = Evidence(told=(mine.told[-1],), head=b"what a framework made of it")
+                said = Evidence(call_ids=(mine.told[-1],), head=b"what a framework made of it")
             else:
-                said = Evidence(told=tuple(mine.told) if show == "all" else (), head=mine.head)
+                said = Evidence(call_ids=tuple(mine.told) if show == "all" else (), head=mine.head)
             machine.call(at, said, mine)

@@ -29,7 +29,7 @@ from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.processes.hop import Hops
-from millrace.producers.gateway.sessions.ownership import TOLD
+from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
 from millrace.schemas import codec
 from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model
@@ -87,7 +87,7 @@ class Talk:
         """The reply came to its end, so far as its client can tell."""
         if how is None:
             raise EOFError
-        self.told.append((id, headers[TOLD]))
+        self.told.append((id, headers[TRAJECTORY_HEADER]))
         self.said.append(reply)
 
     async def run(self, turns: int, ends: asyncio.Queue[None]) -> None:

@@ -24,14 +24,14 @@ from millrace.infra import faults
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.sessions import checkpoint, sessions
 from millrace.producers.gateway.sessions.sessions import Sessions
-from millrace.producers.gateway.sessions.streaming_marks import Underway
+from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import KeyLimits, Spending
 from millrace.schemas import codec
 from tests.support.gateway_world import POLICY
 from tests.support.in_process import InProcess, Played
 
 LIMITS = {"": KeyLimits(tokens_per_minute=10**9)}
-VOLATILE = {"_path", "touched", "places", "_evicted", "_secret", "_requests", "calls", "used", "recorded_at"}
+VOLATILE = {"_path", "touched_at", "places", "_evicted", "_secret", "_requests", "calls", "used", "recorded_at"}
 """what differs between two starts of one log, or says only where its entries lie"""
 
 Step = tuple[str, int]
@@ -68,7 +68,7 @@ def state(folder: Path) -> Any:
     """What a start makes of a folder, all of it."""
     log = CaptureLog(folder)
     try:
-        made, spending, underway = Sessions(folder, POLICY), Spending(LIMITS), Underway(folder)
+        made, spending, underway = Sessions(folder, POLICY), Spending(LIMITS), StreamingMarks(folder)
         made.rebuild(log, spending, underway)
         parts = {name: value for name, value in vars(made).items() if name not in VOLATILE}
         parts["_aliases"] = {key: one.id for key, one in sorted(made._aliases.items())}
@@ -190,7 +190,7 @@ def test_the_short_way_and_the_long_one_lead_to_the_same_state(
     renderer: TemplateRenderer, steps: list[Step], ended: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "ENDED", ended + 2)
+        patch.setattr(sessions, "ENDED_SESSIONS", ended + 2)
         asyncio.run(play(Path(folder), renderer, steps))
 
 
@@ -263,7 +263,7 @@ def test_a_start_reads_again_what_is_alive_and_the_calls_of_what_may_be_named(
     renderer: TemplateRenderer, steps: list[Step], ended: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "ENDED", ended)
+        patch.setattr(sessions, "ENDED_SESSIONS", ended)
         read, needed = asyncio.run(start_again(Path(folder), renderer, steps))
         assert read == needed
 

@@ -15,7 +15,7 @@ import pytest
 from millrace.dialects import match_keys
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.producers.gateway.sessions.recorder import LARGE, EventDraft
+from millrace.producers.gateway.sessions.recorder import DRAFT_BYTES, EventDraft
 from millrace.schemas.chain import START, event_hash
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
@@ -23,7 +23,7 @@ from tests.support.gateway_world import ScriptedEngine, World, world
 WAIT_S = 60.0
 USER = {"role": "user", "content": "hi"}
 AGAIN = {"role": "user", "content": "and again"}
-MUCH = {"metadata": {"a": "x" * LARGE}}
+MUCH = {"metadata": {"a": "x" * DRAFT_BYTES}}
 
 
 class Gate:
@@ -146,12 +146,12 @@ async def test_what_cannot_be_drafted_is_told_by_the_record(
 async def test_an_upstreams_large_answer_is_read_and_written_down_beside_the_loop(
     tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = {"role": "assistant", "content": "x" * LARGE}
+    message = {"role": "assistant", "content": "x" * DRAFT_BYTES}
     raw = orjson.dumps({"id": "chatcmpl-7", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     extend, threads = match_keys.extend, []
 
     def told(digest: bytes, given: Any) -> bytes:
-        if len(given["content"]) >= LARGE:
+        if len(given["content"]) >= DRAFT_BYTES:
             threads.append(threading.current_thread().name)
         return extend(digest, given)
 

@@ -56,7 +56,7 @@ async def test_a_name_begins_another_episode_when_one_is_worn(tmp_path: Path, re
         one, same, two, still = trajectories(w)
         assert (same, still) == (one, two)
         assert two != one
-        assert not first.ended
+        assert not first.has_ended
         await w.gateway.end(first, status="completed", stop_condition="idle")
         await say(w, MORE)
         assert trajectories(w)[-1] == two, "the end of the former episode takes no name from the next"
@@ -72,7 +72,7 @@ async def test_after_a_restart_a_name_still_leads_to_its_newest_episode(tmp_path
     log = CaptureLog(tmp_path / "capture")
     sessions = Sessions(log.folder, POLICY)
     assert sessions.rebuild(log) == 2, "silence has ended neither"
-    newest = sessions.named(first.tenant, Hints(NAME["x-millrace-session"], ""))
+    newest = sessions.find_by_name(first.tenant, Hints(NAME["x-millrace-session"], ""))
     assert newest is not None
     assert (newest.id, first.id) == (two, one)
     log.close()

@@ -30,7 +30,7 @@ from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.pipeline import CallPipeline
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.lineage import Lineages
-from millrace.producers.gateway.sessions.ownership import NAMED, OURS, PATH
+from millrace.producers.gateway.sessions.ownership import NAME_HEADER, NAME_HEADERS, PATH
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.schemas import codec
@@ -293,14 +293,14 @@ async def test_the_record_says_what_put_a_call_into_its_episode(
             return w.calls()[-1]["identified_by"]
 
         assert await by() == "first"
-        assert await by((await w.start())["api_key"], headers={OURS: "case"}) == "key"
+        assert await by((await w.start())["api_key"], headers={NAME_HEADER: "case"}) == "key"
         for _ in range(2):  # what begins an episode, and what goes on in it
             assert await by(below="/session/a%20path") == "path"
-            for header in NAMED.keys() - {PATH}:
+            for header in NAME_HEADERS.keys() - {PATH}:
                 assert await by(headers={header: f"case of {header}"}) == f"header:{header}"
             if speaks.name in IN_BODIES:
                 assert await by(**IN_BODIES[speaks.name]) == "body:metadata.user_id"
-        assert await by(below="/session/a%20path", headers={OURS: "case"}) == f"header:{OURS}"
+        assert await by(below="/session/a%20path", headers={NAME_HEADER: "case"}) == f"header:{NAME_HEADER}"
         reply = await speaker.say(["hi"], stream=True)
         if speaks.name == "responses":
             assert await by(previous_response_id=reply.id) == "response_id"
@@ -356,7 +356,7 @@ class Stage:
     async def say(self, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         asked = Headers(headers)
         call = await EngineCalls(self.gateway).prepare(self.gateway.callers.identify(asked), asked, orjson.dumps(body))
-        message: dict[str, Any] = orjson.loads((await CallPipeline(self.gateway).whole(call)).body)["choices"][0][
+        message: dict[str, Any] = orjson.loads((await CallPipeline(self.gateway).answer(call)).body)["choices"][0][
             "message"
         ]
         return message
@@ -426,7 +426,7 @@ async def test_what_a_caller_is_called_stays_in_the_capture_log(w: World):
     bus.ensure_topics([TopicSpec("raw", 1)])
     forwarder = Forwarder(w.log, bus, "raw", ClaimStore(str(w.log.folder / "claims")))
     forwarder.start()
-    assert await asyncio.to_thread(forwarder.drained, 60)
+    assert await asyncio.to_thread(forwarder.drain, 60)
     await asyncio.to_thread(forwarder.close)
     assert not [name for record in bus.read("raw", 0) for name in record.headers if name.startswith("_")]
 

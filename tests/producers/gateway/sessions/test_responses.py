@@ -32,9 +32,9 @@ steps = st.lists(
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> list[GatewaySession]:
     made = Sessions(Path(tmp_path_factory.mktemp("sessions")), "policy")
     return [
-        made.unsolicited("one", Hints(None, ""), (), 1),
-        made.unsolicited("two", Hints(None, ""), (), 1),
-        made.unsolicited("one", Hints("chat-1", ""), (), 1),
+        made.make_session("one", Hints(None, ""), (), 1),
+        made.make_session("two", Hints(None, ""), (), 1),
+        made.make_session("one", Hints("chat-1", ""), (), 1),
     ]
 
 
@@ -78,9 +78,9 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
             said.append((who, id, whole, response))
         assert stored.size <= most
         for tenant in stored._of.values():
-            uses = [kept.used for kept in tenant.kept.values()]
+            uses = [kept.used for kept in tenant.responses.values()]
             assert uses == sorted(uses)
-            assert tenant.size == sum(kept.size for kept in tenant.kept.values())
+            assert tenant.size == sum(kept.size for kept in tenant.responses.values())
         assert stored.size == sum(kept.size for kept in stored._kept.values())
         for whose, id, asked, response in said:
             for session in sessions:

@@ -31,7 +31,7 @@ async def test_a_session_key_that_does_not_verify_is_refused(
     tmp_path: Path, renderer: TemplateRenderer, keys: dict[str, str]
 ):
     other = Sessions(_folder(tmp_path / "other"), POLICY)
-    foreign = other.key_of(other.unsolicited("local", Hints(None, ""), (), 0))
+    foreign = other.key_of(other.make_session("local", Hints(None, ""), (), 0))
     async with world(tmp_path, renderer, make_engine(renderer), keys=keys) as w:
         for key in (foreign, "mr-", "mr-x.y", foreign[:-1]):
             assert (await w.chat([USER], key)).status_code == 401
@@ -40,7 +40,7 @@ async def test_a_session_key_that_does_not_verify_is_refused(
 
 def test_gateways_with_one_secret_know_each_others_keys(tmp_path: Path):
     one, two = (Sessions(_folder(tmp_path / name), POLICY, "0123456789abcdef" * 2) for name in "ab")
-    session = one.unsolicited("local", Hints(None, ""), (), 0)
+    session = one.make_session("local", Hints(None, ""), (), 0)
     assert two.id_of(one.key_of(session)) == session.id
     assert Sessions(tmp_path / "a", POLICY, "f" * 32).id_of(one.key_of(session)) is None
 
@@ -133,12 +133,12 @@ async def test_who_rewards_a_granted_episode_does_not_keep_it_alive(tmp_path: Pa
     async with world(tmp_path, renderer, make_engine(renderer), keys=KEYS, rollout_key="sk-workers") as w:
         _, session = await post(w, "/v1/sessions", {"ticket": 1}, "sk-workers")
         kept = w.gateway.sessions.live[session["session"]]
-        kept.touched = 0.0
+        kept.touched_at = 0.0
         body = {"value": 1.0, "source": "style"}
         assert (await post(w, f"/v1/sessions/{kept.id}/reward", body, "sk-bot"))[0] == 200
-        assert kept.touched == 0.0
+        assert kept.touched_at == 0.0
         assert (await post(w, f"/v1/sessions/{kept.id}/reward", body, "sk-workers"))[0] == 200
-        assert kept.touched > 0.0
+        assert kept.touched_at > 0.0
 
 
 async def test_without_keys_a_caller_starts_sessions_and_takes_no_grant(tmp_path: Path, renderer: TemplateRenderer):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.sessions.recorder import CUT_OFF
-from millrace.producers.gateway.sessions.streaming_marks import REPLY, Underway
+from millrace.producers.gateway.sessions.streaming_marks import REPLY, StreamingMarks
 from tests.support.fake_http import serving
 from tests.support.gateway_world import ScriptedEngine, World, world
 
@@ -31,7 +31,7 @@ LAST = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"
 def test_what_was_begun_and_not_recorded_is_left(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
     """Whatever happens, and however often the process is killed, also where the file is written anew all the time."""
     folder = tmp_path_factory.mktemp("marks")
-    marks, under, recorded = Underway(folder, most_bytes=30), dict[str, str](), list[dict[str, str]]()
+    marks, under, recorded = StreamingMarks(folder, most_bytes=30), dict[str, str](), list[dict[str, str]]()
     for step, number in steps:
         name = f"r{number}"
         if step == "begin" and name not in under:
@@ -41,48 +41,50 @@ def test_what_was_begun_and_not_recorded_is_left(tmp_path_factory: pytest.TempPa
         elif step == "record" and name in under:
             if header := marks.note(name):
                 recorded.append(header)
-                marks.done(name)
+                marks.settle(name)
                 del under[name]
         elif step == "kill":
             marks.close()
-            marks = Underway(folder, most_bytes=30)
+            marks = StreamingMarks(folder, most_bytes=30)
             for header in recorded:
                 marks.fold(header)
             assert marks.left == under
             for left in list(marks.left):
                 recorded.append({REPLY: left})
-                marks.done(left)
+                marks.settle(left)
             under.clear()
     marks.close()
 
 
 def test_a_mark_that_was_not_written_whole_is_none(tmp_path: Path) -> None:
-    marks = Underway(tmp_path)
+    marks = StreamingMarks(tmp_path)
     marks.begin("one", "t1")
     marks.begin("two", "t2")
     marks.close()
     path = tmp_path / "underway"
     path.write_bytes(path.read_bytes()[:-2])
-    again = Underway(tmp_path)
+    again = StreamingMarks(tmp_path)
     assert again.left == {"one": "t1"}
     again.begin("three", "t3")
     again.close()
-    assert Underway(tmp_path).left == {"one": "t1", "three": "t3"}, "and nothing is written behind a part of a line"
+    assert StreamingMarks(tmp_path).left == {"one": "t1", "three": "t3"}, (
+        "and nothing is written behind a part of a line"
+    )
 
 
 def test_the_file_stays_small(tmp_path: Path) -> None:
-    marks = Underway(tmp_path, most_bytes=1000)
+    marks = StreamingMarks(tmp_path, most_bytes=1000)
     for number in range(500):
         marks.begin(f"r{number}", "t")
         if number >= 3:
-            marks.done(f"r{number - 3}")
+            marks.settle(f"r{number - 3}")
         assert (tmp_path / "underway").stat().st_size <= 1000
     marks.close()
-    assert {"r497", "r498", "r499"} <= set(Underway(tmp_path).left)
+    assert {"r497", "r498", "r499"} <= set(StreamingMarks(tmp_path).left)
 
 
 def test_a_disk_that_takes_no_marks_costs_no_reply(tmp_path: Path) -> None:
-    marks = Underway(tmp_path / "gone")
+    marks = StreamingMarks(tmp_path / "gone")
     marks.begin("one", "t")
     assert marks.note("one") == {REPLY: "one"}
 
@@ -156,7 +158,7 @@ async def kinds(folder: Path, renderer: TemplateRenderer) -> list[str]:
         events = w.events()
         gaps = [event["data"] for event in events if event["kind"] == "gap"]
         assert [gap["reason"] for gap in gaps] == [CUT_OFF] * len(gaps)
-        assert all(session.whole != bool(gaps) for session in w.gateway.sessions.live.values())
+        assert all(session.is_whole != bool(gaps) for session in w.gateway.sessions.live.values())
         assert [event["step"] for event in events] == list(range(len(events)))
         return [event["kind"] for event in events]
 
@@ -194,8 +196,8 @@ async def test_a_mark_whose_episode_never_began_leaves_nothing(tmp_path: Path, r
     """A kill between the mark and the first event: the client was told nothing."""
     capture = tmp_path / "own" / "capture"
     capture.mkdir(parents=True)
-    marks = Underway(capture)
+    marks = StreamingMarks(capture)
     marks.begin("one", "t1")
     marks.close()
-    assert Underway(capture).left == {"one": "t1"}
+    assert StreamingMarks(capture).left == {"one": "t1"}
     assert await kinds(tmp_path / "own", renderer) == []

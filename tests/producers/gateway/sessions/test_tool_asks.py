@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.dialects.match_keys import canonical_json
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.producers.gateway.sessions.tool_asks import SLACK_US, Asks, ToolAsk, joined
+from millrace.producers.gateway.sessions.tool_asks import SLACK_US, Asks, ToolAsk, match_ask
 from millrace.schemas.ids import now_micros
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
@@ -42,7 +42,7 @@ ASK = {"role": "user", "content": "What is 3 + 4?"}
 def test_an_ask_is_named_only_where_it_is_the_one_that_fits(
     asks: list[ToolAsk], name: str, arguments: str, at: int, random: Any
 ) -> None:
-    found = joined(asks, name, arguments, at)
+    found = match_ask(asks, name, arguments, at)
     open_then = [
         ask
         for ask in asks
@@ -58,18 +58,18 @@ def test_an_ask_is_named_only_where_it_is_the_one_that_fits(
     responses = {ask.response for ask in fitting}
     assert found.response == (responses.pop() if len(responses) == 1 else None)
     shuffled = random.sample(asks, len(asks))
-    assert joined(shuffled, name, arguments, at) == found
+    assert match_ask(shuffled, name, arguments, at) == found
 
 
 @given(st.lists(st.tuples(st.sampled_from(["f", "g"]), ARGUMENTS), min_size=1, max_size=8))
 def test_calls_that_follow_their_asks_turn_by_turn_are_all_joined(turns: list[tuple[str, str]]) -> None:
     asks, messages, at = Asks(), [], 0
     for number, (name, arguments) in enumerate(turns):
-        asks.called(messages, at := at + 10)
+        asks.note_call(messages, at := at + 10)
         call = {"id": f"c{number}", "function": {"name": name, "arguments": arguments}}
-        asks.replied(f"r{number}", {"tool_calls": [call]}, at := at + 10)
+        asks.note_reply(f"r{number}", {"tool_calls": [call]}, at := at + 10)
         found = asks.join(name, arguments, at := at + 10)
-        asks.settled(found.ask)
+        asks.settle(found.ask)
         assert (found.join, found.response, found.ask and found.ask.id) == ("unique", f"r{number}", f"c{number}")
         messages = [*messages, {"role": "tool", "tool_call_id": f"c{number}", "content": ""}]
 
@@ -77,24 +77,24 @@ def test_calls_that_follow_their_asks_turn_by_turn_are_all_joined(turns: list[tu
 @given(st.lists(st.sampled_from(["f", "g"]), min_size=1, max_size=8))
 def test_an_ask_is_joined_once(names: list[str]) -> None:
     asks = Asks()
-    asks.replied("r", {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}, 0)
+    asks.note_reply("r", {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}, 0)
     found = []
     for name in names:
         found.append(asks.join(name, "{}", 1))
-        asks.settled(found[-1].ask)
+        asks.settle(found[-1].ask)
     assert [one.join for one in found].count("unique") == min(1, names.count("f"))
 
 
 def test_what_a_superseded_reply_asked_and_what_was_echoed_long_ago_fits_no_more() -> None:
     asks = Asks()
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
-    asks.replied("lost", {"tool_calls": [call]}, 0)
-    asks.called([], 5, "lost")
-    asks.replied("r", {"tool_calls": [call]}, 10)
+    asks.note_reply("lost", {"tool_calls": [call]}, 0)
+    asks.note_call([], 5, "lost")
+    asks.note_reply("r", {"tool_calls": [call]}, 10)
     assert [ask.response for ask in asks.waiting] == ["r"]
-    asks.called([{"role": "tool", "tool_call_id": "c", "content": "7"}], 20)
+    asks.note_call([{"role": "tool", "tool_call_id": "c", "content": "7"}], 20)
     assert asks.join("f", "{}", 20 + 2 * SLACK_US).join == "absent"
-    asks.called([], 20 + 2 * SLACK_US)
+    asks.note_call([], 20 + 2 * SLACK_US)
     assert asks.waiting == []
 
 

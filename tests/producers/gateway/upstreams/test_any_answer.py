@@ -39,7 +39,9 @@ async def before(folder: Path, *scripts: Script) -> AsyncIterator[tuple[World, F
     """A gateway before one upstream, whose answers have low bounds."""
     async with serving(*scripts) as far:
         upstream = TextUpstream(far.url, "sk-far", longest=Longest(LONGEST, LONGEST))
-        upstreams = Upstreams([Upstream("far", upstream, frozenset(READERS))], [RouteRule("*", "far")], whole=True)
+        upstreams = Upstreams(
+            [Upstream("far", upstream, frozenset(READERS))], [RouteRule("*", "far")], answers_all=True
+        )
         async with world(folder, None, None, upstream=upstreams) as w:
             try:
                 yield w, far
@@ -121,12 +123,12 @@ async def test_any_answer(tmp_path: Path, api: str, streamed: bool, caplog: pyte
                 assert passed(dict(got.headers.raw), told.headers), seed
             recorded(api, told, got.status_code, w.events()[end:], streamed=streamed)
             await until(lambda: not any(session.busy for session in w.gateway.sessions.live.values()))
-        live = {id: session.said for id, session in w.gateway.sessions.live.items()}
+        live = {id: session.newest_text for id, session in w.gateway.sessions.live.items()}
         assert live
     assert not [line for line in logged.records(caplog) if line.levelname == "ERROR"]
     async with before(tmp_path) as (w, _):
         again = w.gateway.sessions
-        assert ({id: session.said for id, session in again.live.items()}, again.unreadable) == (live, set())
+        assert ({id: session.newest_text for id, session in again.live.items()}, again.unreadable) == (live, set())
 
 
 async def once(part: bytes) -> AsyncIterator[bytes]:

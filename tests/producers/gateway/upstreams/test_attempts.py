@@ -28,7 +28,7 @@ def test_everybody_is_asked_at_most_as_often_as_said(retries: Sequence[int], fai
             break
         assert failure.status is None or failure.status in PASSING
         if isinstance(then, Retry):
-            assert not failure.silent
+            assert not failure.is_silent
             assert 0 <= then.wait_s <= LONGEST_S
             assert failure.wait_s is None or then.wait_s == failure.wait_s
         else:
@@ -45,7 +45,7 @@ def test_waits_grow_and_what_is_asked_for_counts() -> None:
     assert after(AttemptFailure(429, 3.0), 1, 1, behind=True) == Retry(3.0)
     assert after(AttemptFailure(429, 60.0), 1, 1, behind=True) == "fallback"
     assert after(AttemptFailure(429, 60.0), 1, 1, behind=False) == "end"
-    assert after(AttemptFailure(None, silent=True), 1, 1, behind=True) == "fallback"
+    assert after(AttemptFailure(None, is_silent=True), 1, 1, behind=True) == "fallback"
     assert after(AttemptFailure(400), 1, 9, behind=True) == "end"
 
 

@@ -20,7 +20,7 @@ from millrace.infra.config.upstreams import passable
 from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import ConfigError
-from millrace.producers.gateway.http.azure_path import DEPLOYMENT, plain
+from millrace.producers.gateway.http.azure_path import DEPLOYMENT, to_v1
 from millrace.producers.gateway.upstreams.upstreams import make
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
@@ -218,14 +218,14 @@ def test_a_path_that_is_written_is_read_again(below: str, model: str, query: dic
     except UnicodeEncodeError:
         return
     upstream = AzureUpstream("http://h/openai", "", VERSION, deployments=True)
-    placed, _, fields = upstream.placed(f"{below}?{urlencode(query)}", body).partition("?")
+    placed, _, fields = upstream.path_of(f"{below}?{urlencode(query)}", body).partition("?")
     kept = [(name, text) for name, text in query.items() if name != "api-version"]
     assert parse_qsl(fields, keep_blank_values=True) == [*kept, ("api-version", VERSION)]
     path = f"/openai{placed}"
-    scope = plain({"path": unquote(path), "raw_path": path.encode(), "query_string": fields.encode()})
+    scope = to_v1({"path": unquote(path), "raw_path": path.encode(), "query_string": fields.encode()})
     assert (scope["path"], scope[DEPLOYMENT]) == (f"/v1{below}", model)
     assert parse_qsl(scope["query_string"].decode(), keep_blank_values=True) == kept
     path, _, fields = (
-        AzureUpstream("http://h/openai/v1", "", VERSION, deployments=False).placed(below, body).partition("?")
+        AzureUpstream("http://h/openai/v1", "", VERSION, deployments=False).path_of(below, body).partition("?")
     )
     assert (path, fields) == (below, f"api-version={VERSION}")

@@ -56,7 +56,7 @@ async def before(
             RouteRule("alias", "spare", "inner"),
             RouteRule("de*", "deaf"),
         ]
-        upstreams = Upstreams(named, rules, whole=renderer is None, first_s=0.0)
+        upstreams = Upstreams(named, rules, answers_all=renderer is None, first_s=0.0)
         engine = ScriptedEngine(lambda *_: [1]) if renderer is not None else None
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}, **more}
         async with world(folder, renderer, engine, upstream=upstreams, **own) as w:
@@ -151,7 +151,7 @@ async def test_a_session_is_not_silent_while_its_embeddings_are_made(tmp_path: P
         own = {"authorization": f"Bearer {started['api_key']}"}
         if named:
             own = {**ASKED, "x-millrace-session": "mine"}
-            session = w.gateway.sessions.unsolicited("local", hints(own), (), 1)
+            session = w.gateway.sessions.make_session("local", hints(own), (), 1)
             w.gateway.sessions.add(session)
         call = asyncio.create_task(w.http.post(path, content=BODY, headers=own))
         await asked.wait()

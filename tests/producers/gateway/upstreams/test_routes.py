@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
-from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream, misrouted
+from millrace.infra.config.upstreams import GatewayRoute, GatewayUpstream, route_fault
 from millrace.producers.gateway.upstreams.routes import RouteRule, chain, choose, exact, fits
 from millrace.schemas import bounds
 
@@ -76,7 +76,7 @@ def test_models_that_are_named_in_full() -> None:
 )
 def test_settings_that_lead_nowhere_are_refused(behind: Mapping[str, str], upstream: str, said: str | None) -> None:
     known = {name: GatewayUpstream(url="http://u/v1", fallback=next_) for name, next_ in behind.items()}
-    found = misrouted(known, [GatewayRoute(model="*", upstream=upstream)])
+    found = route_fault(known, [GatewayRoute(model="*", upstream=upstream)])
     assert (found is None) == (said is None)
     assert (said or "") in (found or "")
 

@@ -57,7 +57,7 @@ async def before(
         Upstream(name, TextUpstream(url, f"sk-{name}"), ALL, retries, fallbacks.get(name, ""))
         for name, url in urls.items()
     ]
-    routed = Upstreams(upstreams, rules, whole=renderer is None, first_s=0.0)
+    routed = Upstreams(upstreams, rules, answers_all=renderer is None, first_s=0.0)
     engine = engine_of(renderer, "Ours.") if renderer is not None else None
     async with world(folder, renderer, engine, upstream=routed, **more) as w:
         try:

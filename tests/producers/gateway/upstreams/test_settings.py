@@ -12,7 +12,7 @@ from millrace.dialects.errors import ApiError
 from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings
 from millrace.infra.config.read import load
-from millrace.infra.config.upstreams import bare
+from millrace.infra.config.upstreams import check_bare
 from millrace.infra.errors import ConfigError
 from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.upstreams.upstreams import make
@@ -46,7 +46,7 @@ async def test_a_file_says_who_answers(tmp_path: Path) -> None:
     path.write_text(FILE)
     found = make(load(path), {"FAR_KEY": "sk-far"})
     assert found is not None
-    assert not found.whole
+    assert not found.answers_all
     rule = found.route(["policy"], "far-1", "responses")
     assert rule is not None
     assert (rule.upstream, rule.prices) == ("far", Prices(2.0, 4.0, 2.0))
@@ -67,7 +67,7 @@ async def test_one_upstream_in_place_of_the_engines_comes_last(tmp_path: Path) -
     path.write_text(f'[gateway]\nupstream_url = "http://127.0.0.1:2/v1"\n{FILE}')
     found = make(load(path), {"FAR_KEY": "sk-far"})
     assert found is not None
-    assert found.whole
+    assert found.answers_all
     for model, dialect, engine in (
         ("far-1", "messages", "far"),
         ("policy", "chat", "openai"),
@@ -100,7 +100,7 @@ def test_a_key_that_is_missing_and_a_route_that_leads_nowhere_are_named(tmp_path
 def test_a_url_has_no_user(authority: str, path: str) -> None:
     url = f"https://{authority}h/{path}"
     try:
-        assert bare(url) == url
+        assert check_bare(url) == url
         assert "@" not in authority
     except ValueError:
         assert "@" in authority

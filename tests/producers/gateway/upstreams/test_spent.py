@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.dialects.answers import bytes_in
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.prices import Prices
-from millrace.producers.gateway.spending import KeyLimits, borne, estimate
+from millrace.producers.gateway.spending import KeyLimits, bill_usage, estimate
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from tests.support.fake_http import FakeServer, Script, answer, serving, stream
@@ -34,7 +34,7 @@ async def before(folder: Path, *scripts: Script, **more: Any) -> AsyncIterator[t
     """A gateway before one upstream of every API, and one key."""
     async with serving(*scripts) as far:
         named = Upstream("far", TextUpstream(far.url, "sk-far"), frozenset(READERS))
-        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True)
+        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], answers_all=True)
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
         async with world(folder, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
             try:
@@ -136,7 +136,7 @@ def test_a_reply_that_is_cut_off_bears_what_was_passed_on_and_never_less_than_be
             events.finish = None
             assert read is not None
             size = read.size + events.unread_bytes
-            _, completion, _ = borne(read.answer.usage, 0, size, final=False)
+            _, completion, _ = bill_usage(read.answer.usage, 0, size, final=False)
             assert completion >= estimate(told)
             assert completion >= before
             before = completion
@@ -148,7 +148,7 @@ def test_a_reply_that_is_cut_off_bears_what_was_passed_on_and_never_less_than_be
 def test_what_was_counted_to_the_end_is_what_a_call_bears(
     prompt: int, completion: int, cached: int, asked: int, said: int, final: bool
 ) -> None:
-    bears = borne((prompt, completion, cached), asked, said, final=final)
+    bears = bill_usage((prompt, completion, cached), asked, said, final=final)
     assert bears[0] == (prompt or estimate(asked))
     assert bears[1] >= completion
     assert bears[1] == completion or bears[1] == estimate(said)
@@ -264,7 +264,9 @@ async def test_every_attempt_that_broke_off_is_paid_for(tmp_path: Path, last: Sc
     """Whatever the last one came to; one that was refused costs nothing."""
     async with serving(cut(b"x" * 400, 1000), cut(b"x" * 200, 1000), last) as far:
         named = Upstream("far", TextUpstream(far.url), frozenset(READERS), retries=2)
-        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True, first_s=0.0)
+        upstreams = Upstreams(
+            [named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], answers_all=True, first_s=0.0
+        )
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
         async with world(tmp_path, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
             got = await w.http.post(PATHS["chat"], content=REQUEST["chat"], headers=HEADERS)
@@ -277,7 +279,9 @@ async def test_every_attempt_that_broke_off_is_paid_for(tmp_path: Path, last: Sc
 async def test_embeddings_that_break_off_are_paid_for(tmp_path: Path) -> None:
     async with serving(cut(b"x" * 400, 1000), cut(b"x" * 200, 1000), answer(b"no", 400)) as far:
         named = Upstream("far", TextUpstream(far.url), frozenset({"embeddings"}), retries=2)
-        upstreams = Upstreams([named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], whole=True, first_s=0.0)
+        upstreams = Upstreams(
+            [named], [RouteRule("*", "far", prices=Prices(1e6, 1e6, 1e6))], answers_all=True, first_s=0.0
+        )
         own: dict[str, Any] = {"keys": {"sk-mine": "local"}, "key_names": {"sk-mine": "mine"}}
         async with world(tmp_path, None, None, upstream=upstreams, limits={"mine": KeyLimits(budget=1e9)}, **own) as w:
             body = b'{"model": "far", "input": "hi"}'

@@ -34,7 +34,7 @@ async def before(
 ) -> AsyncIterator[tuple[World, FakeServer]]:
     async with serving(*scripts) as far:
         upstream = Upstream("far", client(far.url, "sk-far"), frozenset({"chat", "messages"}))
-        upstreams = Upstreams([upstream], [RouteRule("*", "far", send_as)], whole=True)
+        upstreams = Upstreams([upstream], [RouteRule("*", "far", send_as)], answers_all=True)
         async with world(folder, None, None, upstream=upstreams, **more) as w:
             try:
                 yield w, far
@@ -158,7 +158,7 @@ async def test_choices_of_one_number_are_known_alike_after_a_start(tmp_path: Pat
         assert [call["choice"] for call in w.calls()] == [0, 1]
     async with before(tmp_path, answer(raw)) as (w, _):
         (session,) = w.gateway.sessions.live.values()
-        assert session.said == "B"
+        assert session.newest_text == "B"
         for text in ("A", "B"):
             talk = [USER, {"role": "assistant", "content": text}, USER]
             await w.http.post(CHAT, json={"model": "far", "messages": talk})

@@ -63,7 +63,7 @@ class Running:
 
     def ended(self) -> list[dict[str, Any]]:
         """The events of all that came, once every conversation is over."""
-        self.receiver.close_due(everything=True)
+        self.receiver.close_due(ends_all=True)
         return [dict(codec.decode_as("Event", kept.entry.value)) for kept in self.receiver.events.read()]
 
     def close(self) -> None:

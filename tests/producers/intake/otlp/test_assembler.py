@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.producers.intake.otlp.assembler import LARGEST, LONGEST, REMEMBERED, SECOND
+from millrace.producers.intake.otlp.assembler import LARGEST, LONGEST, MEMORY, SECOND
 from tests.support.imported import GEN_AI
 from tests.support.spans import TRACES, Folded, a_call, a_span, an_evaluation, conversations, read_spans
 
@@ -232,7 +232,7 @@ def test_tenants_never_meet() -> None:
 
 def test_what_is_remembered_is_forgotten_in_time() -> None:
     made = whole(read_spans([a_span(1, a_call("q", "a", "r1"))]))
-    made.took(read_spans([a_span(2, GEN_AI)]), 2 * REMEMBERED + 100 * SECOND)
-    made.close(3 * REMEMBERED + 200 * SECOND)
-    made.took([], 6 * REMEMBERED + 300 * SECOND)
+    made.took(read_spans([a_span(2, GEN_AI)]), 2 * MEMORY + 100 * SECOND)
+    made.close(3 * MEMORY + 200 * SECOND)
+    made.took([], 6 * MEMORY + 300 * SECOND)
     assert list(made.assembler.trajectories) == []

@@ -78,7 +78,7 @@ def test_each_answered_span_is_an_event_once(tmp_path: Path) -> None:
         assert processes[-1].wait(PATIENCE_S) == 0
         output.close()
     receiver = made(tmp_path, 0.2)
-    receiver.close_due(everything=True)
+    receiver.close_due(ends_all=True)
     receiver.close()
     log = CaptureLog(tmp_path / "events")
     events = [codec.decode_as("Event", kept.entry.value) for kept in log.read()]

@@ -121,7 +121,7 @@ def test_killed_at_any_point_each_event_is_there_once(
         found = written(receiver)
         receiver.close()
         again = opened(folder, clock)  # a start adds nothing
-        again.close_due(everything=True)
+        again.close_due(ends_all=True)
         assert written(again) == found
         again.close()
     finally:
@@ -142,7 +142,7 @@ def test_a_full_log_takes_nothing_and_loses_nothing(tmp_path: Path) -> None:
     clock.now += QUIET
     assert receiver.close_due() == 1
     receiver.take("local", call(3, "x" * 4000))  # what is over makes room
-    receiver.close_due(everything=True)
+    receiver.close_due(ends_all=True)
     assert len({one[1] for one in written(receiver)}) == 2
     receiver.close()
 
@@ -184,10 +184,10 @@ def test_a_late_reward_goes_on_with_the_chain_after_a_start(tmp_path: Path) -> N
 def test_spans_of_calls_that_the_gateway_captured_begin_no_episode(tmp_path: Path, dialect: Dialect) -> None:
     """Whatever API the agent spoke: the receiver knows the ids that the gateway makes."""
     made = Settings.model_validate({"home": tmp_path})
-    receiver, _ = serve.opened(made, MemoryBus())
+    receiver, _ = serve.open_receiver(made, MemoryBus())
     for number, id in enumerate([f"{dialect.prefix}{new_id()}", f"{dialect.prefix}01abc"]):
         receiver.take("local", read_spans([a_span(1, a_call("q", "a", id), trace=TRACES[number])]))
-        receiver.close_due(everything=True)
+        receiver.close_due(ends_all=True)
         kinds = Counter(kept.entry.headers["kind"] for kept in receiver.events.read())
         assert kinds["model_call"] == number
     receiver.close()

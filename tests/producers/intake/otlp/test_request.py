@@ -163,7 +163,7 @@ def test_a_damaged_message_is_spans_or_a_refusal(given: tuple[str, Any], at: int
 def test_good_spans_are_all_taken(given: list[Any]) -> None:
     spans = [one for one in given if "startTimeUnixNano" in one]
     batch = read(TRACES, JSON, "", json.dumps(traced(spans)).encode(), LIMIT)
-    assert (len(batch.spans), batch.refused) == (len(spans), {})
+    assert (len(batch.spans), batch.refusals) == (len(spans), {})
 
 
 CUT = GEN_AI | {"gen_ai.input.messages": '[{"role": "user", "par'}
@@ -205,14 +205,14 @@ def test_one_bad_span_is_refused_and_disturbs_no_other(code: str) -> None:
     good = [a_span(1, a_call("q", "a", "r1")), a_span(3, a_call("q", "a", "r3"))]
     batch = read(TRACES, JSON, "", json.dumps(traced([good[0], BAD[code], good[1]])).encode(), LIMIT)
     assert [one.id for one in batch.spans] == [one["spanId"] for one in good]
-    assert batch.refused == {code: 1}
-    assert batch.said.startswith(code)
+    assert batch.refusals == {code: 1}
+    assert batch.detail.startswith(code)
 
 
 def test_a_bad_log_record_is_refused_too() -> None:
     records = [an_evaluation(1, 1e9), an_evaluation(2, 0.5)]
     batch = read(LOGS, JSON, "", json.dumps(logged(records)).encode(), LIMIT)
-    assert (len(batch.spans), batch.refused) == (1, {"bad_reward": 1})
+    assert (len(batch.spans), batch.refusals) == (1, {"bad_reward": 1})
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])

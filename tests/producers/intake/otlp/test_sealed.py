@@ -28,7 +28,7 @@ def sent(world: World, receiver: OtlpReceiver, folder: Path) -> None:
     """Everything that the receiver made is in raw, and the stages have taken it."""
     sender = Forwarder(receiver.events, world.bus, f"{NAMESPACE}.raw", ClaimStore(str(folder / "claims")))
     sender.start()
-    assert sender.drained(PATIENCE_S)
+    assert sender.drain(PATIENCE_S)
     sender.close()
     world.drain()
 

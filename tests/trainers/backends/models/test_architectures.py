@@ -17,7 +17,7 @@ from benchmarks.architectures import PAGE, row
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.layout import parse
 from millrace.trainers.backends.models import probe
-from millrace.trainers.backends.models.architectures import TESTED
+from millrace.trainers.backends.models.architectures import TESTED_KINDS
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.torch.backend import TorchBackend
@@ -41,7 +41,7 @@ SEVEN = {
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     """Each test finds out for itself."""
-    probe._found.clear()
+    probe._ways.clear()
 
 
 @pytest.mark.parametrize("kind", SEVEN)
@@ -82,7 +82,7 @@ def test_the_page_names_every_architecture_once_and_the_list_those_that_train() 
     }
     assert not untested & rows.keys()
     assert untested | rows.keys() == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    assert {kind for kind, line in rows.items() if line.split("|")[3].strip() in (RIGHT, ROWS)} == TESTED
+    assert {kind for kind, line in rows.items() if line.split("|")[3].strip() in (RIGHT, ROWS)} == TESTED_KINDS
     assert f"`transformers` {transformers.__version__}," in text
 
 
@@ -143,11 +143,11 @@ def test_windows_wider_than_the_probe_are_tested_all_the_same(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("layout", "kind"), [("torch:d1t2", "lfm2"), ("torch:d1t2", "gpt_oss")])
 def test_a_layout_that_cuts_what_must_stay_whole_is_refused(layout: str, kind: str, tmp_path: Path) -> None:
-    from millrace.trainers.backends.torch.chunk import _undivided
+    from millrace.trainers.backends.torch.chunk import _check_cuts
 
     state = tiny_state(kind, tmp_path)
     with pytest.raises(BadConfiguration, match=rf"{layout}.*{kind}"):
-        _undivided(build(state.assets, state.weights), parse(layout))
+        _check_cuts(build(state.assets, state.weights), parse(layout))
 
 
 def test_beginnings_are_not_shared_where_samples_have_rows_of_their_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.trainers.backends.parallel.slices import padded, spans, take
+from millrace.trainers.backends.parallel.slices import pad_row, spans, take
 from millrace.trainers.batches.packing import pack
 from tests.support.samples import random_samples
 
@@ -35,7 +35,7 @@ def test_slices_hold_each_token_and_label_once(seed: int, size: int, groups: int
 @given(st.integers(0, 20), st.integers(1, 9))
 def test_fillers_are_samples_of_one_token(seed: int, multiple: int) -> None:
     batch = pack(random_samples(seed, groups=1))
-    filled = padded(batch, multiple)
+    filled = pad_row(batch, multiple)
     assert filled.tokens.shape[1] % multiple == 0
     assert filled.tokens.shape[1] - batch.length < multiple
     assert sum(run.count * run.length for run in filled.runs) == filled.tokens.shape[1]
