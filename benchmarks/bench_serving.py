@@ -129,9 +129,9 @@ class Load:
         """One at a time, then many at once."""
         for _ in range(WARM // many + 1):
             await asyncio.gather(*(self.call(stream) for _ in range(many)))
-        alone = await self._loop(stream, 1, seconds)
+        alone = await self.loop(stream, 1, seconds)
         cpu, began, count = self._candidate.cpu(), time.perf_counter(), self._count
-        crowd = await self._loop(stream, many, seconds)
+        crowd = await self.loop(stream, many, seconds)
         done = self._count - count
         cuts = quantiles([whole for _, whole in alone], n=100)
         return Figures(
@@ -143,7 +143,8 @@ class Load:
             (self._candidate.cpu() - cpu) / done * 1e3,
         )
 
-    async def _loop(self, stream: bool, at_once: int, seconds: float) -> list[tuple[float, float]]:
+    async def loop(self, stream: bool, at_once: int, seconds: float) -> list[tuple[float, float]]:
+        """Milliseconds to the first token and to the end, of the calls of so many clients."""
         taken: list[tuple[float, float]] = []
         end = time.perf_counter() + seconds
 

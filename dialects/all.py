@@ -28,7 +28,7 @@ def of_path(path: str) -> Dialect:
     return next((dialect for dialect in DIALECTS if path.startswith(dialect.path)), CHAT)
 
 
-def named(name: str) -> Dialect:
+def by_name(name: str) -> Dialect:
     """The dialect of that name in settings."""
     return next(dialect for dialect in DIALECTS if dialect.name == name)
 
@@ -38,7 +38,7 @@ def reader(dialect: Dialect) -> DialectReader:
     return dialect.reader(dialect, writer_of)
 
 
-def minted(id: str) -> bool:
+def is_minted(id: str) -> bool:
     """Whether a gateway made this id of a response, and so has its call in the log."""
     return any(id.startswith(one.prefix) and UUID7.fullmatch(id, len(one.prefix)) for one in DIALECTS)
 
@@ -46,25 +46,25 @@ def minted(id: str) -> bool:
 def read(request: bytes, response: bytes) -> RecordedCall:
     """What a recorded call said, in the dialect that wrote its response. Raises ApiError or ValueError for bytes that
     are no record of a call."""
-    found = _object(response)
-    return writer_of(found).read(request, found)
+    answer = _object(response)
+    return writer_of(answer).read(request, answer)
 
 
 def as_chat(request: bytes, response: bytes) -> tuple[bytes, bytes]:
     """The request and the response of a recorded call as chat completions have them, whatever API it came by. What is
     one already, or no record of a call, stays as it is."""
     try:
-        found = _object(response)
-        writer = writer_of(found)
+        answer = _object(response)
+        writer = writer_of(answer)
         if writer is CHAT:
             return request, response
-        said = writer.read(request, found)
+        call = writer.read(request, answer)
     except (ApiError, ValueError):
         return request, response
-    choices = [{"index": choice, "message": message} for choice, message in said.replies.items()]
-    messages = [{name: given for name, given in one.items() if name != RAW} for one in said.messages]
-    asked = {"messages": messages, **({"tools": said.tools} if said.tools else {})}
-    return orjson.dumps(asked), orjson.dumps({"choices": choices})
+    choices = [{"index": choice, "message": message} for choice, message in call.replies.items()]
+    messages = [{name: value for name, value in one.items() if name != RAW} for one in call.messages]
+    chat_request = {"messages": messages, **({"tools": call.tools} if call.tools else {})}
+    return orjson.dumps(chat_request), orjson.dumps({"choices": choices})
 
 
 def writer_of(response: Mapping[str, Json]) -> Dialect:
@@ -74,9 +74,9 @@ def writer_of(response: Mapping[str, Json]) -> Dialect:
 
 def _object(response: bytes) -> JsonObject:
     try:
-        found = orjson.loads(response)
+        answer = orjson.loads(response)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"the answer is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise ValueError("the answer is no JSON object")
-    return found
+    return answer

@@ -35,21 +35,21 @@ class WholeAnswer(NamedTuple):
     usage: tuple[int, int, int]
 
 
-def understood(found: Mapping[str, Json]) -> WholeAnswer:
+def answer_in(response: Mapping[str, Json]) -> WholeAnswer:
     """The answer in a response's fields."""
-    choices = [choice for choice in listed(found.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
-    said = [
+    choices = [choice for choice in listed(response.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
+    answers = [
         AnswerChoice(at, reply(mapping(choice.get("message"))), name(choice.get("finish_reason")))
         for at, choice in zip(numbers(choices), choices, strict=True)
     ]
-    return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
+    return WholeAnswer(name(response.get("id")) or new_id(), answers, counts(response))
 
 
-def counts(found: Mapping[str, Json]) -> tuple[int, int, int]:
+def counts(response: Mapping[str, Json]) -> tuple[int, int, int]:
     """Tokens as a server counted them in a response: prompt, completion, cached."""
-    usage = mapping(found.get("usage"))
-    cached = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
-    return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached)
+    usage = mapping(response.get("usage"))
+    cached_tokens = mapping(usage.get("prompt_tokens_details")).get("cached_tokens")
+    return number(usage.get("prompt_tokens")), number(usage.get("completion_tokens")), number(cached_tokens)
 
 
 def error_in(response: Mapping[str, Json]) -> str:
@@ -64,7 +64,7 @@ def numbers(choices: Sequence[Mapping[str, Json]]) -> list[int]:
     for place, choice in enumerate(choices):
         at = number(choice.get("index"), place)
         if at in out:
-            at = next(free for free in range(place, 2 * len(choices) + 1) if free not in out)
+            at = next(candidate for candidate in range(place, 2 * len(choices) + 1) if candidate not in out)
         out[at] = None
     return list(out)
 
@@ -72,10 +72,10 @@ def numbers(choices: Sequence[Mapping[str, Json]]) -> list[int]:
 def reply(message: Mapping[str, Json]) -> Message:
     """An assistant's message as match keys and lineages want it: its text, with what it says to refuse; its thoughts,
     by whatever name; its tool calls."""
-    said = content(message.get("content")) + (text(message.get("refusal")) or "")
-    out: JsonObject = {"role": "assistant", "content": said}
-    given = listed(message.get("tool_calls")) or [{"function": message.get("function_call")}]
-    calls = [found for one in given if (found := call(one)) is not None]
+    words = content(message.get("content")) + (text(message.get("refusal")) or "")
+    out: JsonObject = {"role": "assistant", "content": words}
+    entries = listed(message.get("tool_calls")) or [{"function": message.get("function_call")}]
+    calls = [tool_call for one in entries if (tool_call := call(one)) is not None]
     if calls:
         out["tool_calls"] = calls[: bounds.CALLS]
     if thoughts := thoughts_of(message):
@@ -85,31 +85,31 @@ def reply(message: Mapping[str, Json]) -> Message:
 
 def thoughts_of(message: Mapping[str, Json]) -> str:
     """What a message thinks, under one of the names that servers give it, or among its parts."""
-    named = (found for name in THOUGHTS if (found := text(message.get(name))))
-    return next(named, None) or thinking(message.get("content"))
+    values = (value for name in THOUGHTS if (value := text(message.get(name))))
+    return next(values, None) or thinking(message.get("content"))
 
 
-def thinking(given: object) -> str:
+def thinking(value: object) -> str:
     """The thoughts among the parts of a message."""
-    parts = [mapping(part) for part in listed(given)]
+    parts = [mapping(part) for part in listed(value)]
     return "".join(content(part.get("thinking")) for part in parts if part.get("type") == "thinking")
 
 
-def content(given: object) -> str:
+def content(value: object) -> str:
     """The text of a message: a string, or the text parts of a list."""
-    parts = [mapping(part) for part in listed(given)]
-    return text(given) or "".join(text(part.get("text")) or "" for part in parts if part.get("type", "text") in TEXT)
+    parts = [mapping(part) for part in listed(value)]
+    return text(value) or "".join(text(part.get("text")) or "" for part in parts if part.get("type", "text") in TEXT)
 
 
-def call(given: object) -> JsonObject | None:
+def call(value: object) -> JsonObject | None:
     """A tool call; a custom one with its input as arguments. None for what is none."""
-    given = mapping(given)
-    function = mapping(given.get("function")) or mapping(given.get("custom"))
+    value = mapping(value)
+    function = mapping(value.get("function")) or mapping(value.get("custom"))
     if not function:
         return None
     arguments = arguments_text(function.get("arguments", function.get("input")))
-    named = {"name": text(function.get("name")) or "", "arguments": arguments}
-    return {"id": text(given.get("id")) or "", "type": "function", "function": named}
+    fields = {"name": text(function.get("name")) or "", "arguments": arguments}
+    return {"id": text(value.get("id")) or "", "type": "function", "function": fields}
 
 
 def arguments_text(arguments: object) -> str:
@@ -119,32 +119,32 @@ def arguments_text(arguments: object) -> str:
     return "" if arguments is None else match_keys.canonical(arguments).decode(errors="replace")
 
 
-def text(given: object) -> str | None:
+def text(value: object) -> str | None:
     """A string that is one."""
-    return given if isinstance(given, str) and given else None
+    return value if isinstance(value, str) and value else None
 
 
-def name(given: object) -> str | None:
+def name(value: object) -> str | None:
     """A string that is one, within the bounds of a name."""
-    found = text(given)
-    return found if found and len(found.encode(errors="surrogatepass")) <= bounds.NAME_BYTES else None
+    string = text(value)
+    return string if string and len(string.encode(errors="surrogatepass")) <= bounds.NAME_BYTES else None
 
 
-def number(given: object, otherwise: int = 0) -> int:
+def number(value: object, otherwise: int = 0) -> int:
     """A count or an index within the bounds."""
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= bounds.INT:
-        return given
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= bounds.INT:
+        return value
     return otherwise
 
 
-def mapping(given: object) -> Mapping[str, Json]:
+def mapping(value: object) -> Mapping[str, Json]:
     """A map that is one, else an empty one."""
-    return given if isinstance(given, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def listed(given: object) -> list[Json]:
+def listed(value: object) -> list[Json]:
     """A list that is one, else an empty one."""
-    return given if isinstance(given, list) else []
+    return value if isinstance(value, list) else []
 
 
 def bytes_in(value: object) -> int:
@@ -155,7 +155,7 @@ def bytes_in(value: object) -> int:
             case str() as text:
                 size += len(text.encode(errors="surrogatepass"))
             case dict() as fields:
-                rest += [given for name, given in fields.items() if name != "logprobs"]
+                rest += [member for name, member in fields.items() if name != "logprobs"]
             case list() as items:
                 rest += items
     return size

@@ -22,7 +22,7 @@ from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.events import LARGEST
 from millrace.dialects.reading.head import RequestHead
 from millrace.dialects.reading.reader import DialectReader, RecordedCall
-from millrace.dialects.stored_responses import Recall, Recalled, StoredResponse
+from millrace.dialects.stored_responses import Recall, Recaller, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.errors import EngineError
 from millrace.infra.process.offload import aside
@@ -111,7 +111,7 @@ class Dialect(ABC):
         """Its other routes."""
         return ()
 
-    def away(self, asking: SideRequest) -> str | None:
+    def keeper(self, asking: SideRequest) -> str | None:
         """The upstream that keeps what a request names, and answers it; None where nothing is kept elsewhere. Raises
         ApiError 403."""
         return None
@@ -128,7 +128,7 @@ class Dialect(ABC):
         """The ids by which a request names what was said before, the most telling first. Raises ApiError 400."""
         return []
 
-    def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
+    def understand(self, body: bytes, recaller: Recaller) -> WholeRequest:
         """`parse`, with what a request names by an id in its place. Raises ApiError, also for an id that its caller
         was never told."""
         return WholeRequest(self.parse(body), body)
@@ -142,7 +142,7 @@ class Dialect(ABC):
         return self.whole(call, [choice])
 
     @abstractmethod
-    def streamed(self, call: WritableCall) -> ReplyStream:
+    def stream_writer(self, call: WritableCall) -> ReplyStream:
         """The writer of a streamed reply."""
 
     @abstractmethod
@@ -173,15 +173,15 @@ class Dialect(ABC):
 
     def _events_in(self, body: bytes) -> bytes:
         response = shape.object_in(body) or {}
-        if not (events := self.events_of(response)) and (said := error_in(response)):
-            events = [self.failed(ApiError(502, said, type="server_error", code="engine_unavailable"))]
+        if not (events := self.events_of(response)) and (message := error_in(response)):
+            events = [self.failure_event(ApiError(502, message, type="server_error", code="engine_unavailable"))]
         return b"".join(event.sse() for event in events) or body
 
     @abstractmethod
     def error(self, error: ApiError) -> bytes:
         """An error as JSON."""
 
-    def failed(self, error: ApiError) -> StreamEvent:
+    def failure_event(self, error: ApiError) -> StreamEvent:
         """An error behind the first event of a stream. Cutting the stream would look like its end to most clients."""
         return StreamEvent("", self.error(error))
 
@@ -201,8 +201,10 @@ class Dialect(ABC):
         """The whole response, and for each choice the response that its record holds.
 
         Records of several choices hold their own alone: all of all would grow with the square of their number."""
-        whole = self.whole(call, call.choices)
-        return whole, [whole] if len(call.choices) == 1 else [self.record(call, choice) for choice in call.choices]
+        response = self.whole(call, call.choices)
+        return response, [response] if len(call.choices) == 1 else [
+            self.record(call, choice) for choice in call.choices
+        ]
 
     def refusal(self, error: ApiError) -> Response:
         """An error as a response."""

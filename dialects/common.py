@@ -15,12 +15,12 @@ from millrace.schemas.json_values import JsonObject
 
 T = TypeVar("T")
 
-DONE = StreamEvent("", events.DONE)
+DONE = StreamEvent("", events.END_MARK)
 """the last event of a stream"""
 
 
-def decoded(decoder: msgspec.json.Decoder[T], body: bytes, *, named: bool = True) -> T:
-    """The body of a request. Raises ApiError 400 for what is no JSON, or has wrong types; `named`: the error begins
+def decode_request(decoder: msgspec.json.Decoder[T], body: bytes, *, with_path: bool = True) -> T:
+    """The body of a request. Raises ApiError 400 for what is no JSON, or has wrong types; `with_path`: the error begins
     with the place of the wrong value."""
     shape.check(body)
     try:
@@ -28,7 +28,7 @@ def decoded(decoder: msgspec.json.Decoder[T], body: bytes, *, named: bool = True
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         place = path.strip("`.")
-        raise bad_request(f"{place}: {message}" if place and named else message, param=place or None) from None
+        raise bad_request(f"{place}: {message}" if place and with_path else message, param=place or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise shape.json_refusal(body, error) from None
 

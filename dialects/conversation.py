@@ -16,7 +16,7 @@ import msgspec
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.media import Address
 from millrace.dialects.rendering.base import RAW, Message, Tools
-from millrace.dialects.stored_responses import Given
+from millrace.dialects.stored_responses import StoredRequest
 from millrace.schemas import bounds
 from millrace.schemas.json_values import JsonObject
 
@@ -58,7 +58,7 @@ class ToolResult(msgspec.Struct, frozen=True, gc=False):
     name: str | None = None
 
 
-NOWHERE = Address()
+NO_ADDRESS = Address()
 Kind: TypeAlias = Literal["image", "audio", "file", "unknown"]
 
 
@@ -69,10 +69,10 @@ class Media(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     type: str | None
     at: str
-    address: Address = NOWHERE
+    address: Address = NO_ADDRESS
 
 
-def media(kinds: Mapping[str, Kind], type: object, at: str, address: Address = NOWHERE) -> Media:
+def media(kinds: Mapping[str, Kind], type: object, at: str, address: Address = NO_ADDRESS) -> Media:
     """A part of the type that its client calls so; `kinds` are those that an API has."""
     if not isinstance(type, str):
         return Media("unknown", None, at, address)
@@ -96,7 +96,7 @@ class Turn(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Forced(msgspec.Struct, frozen=True, gc=False):
+class ForcedCalls(msgspec.Struct, frozen=True, gc=False):
     """The reply must be tool calls: of the tools `names`, or of any where these are none."""
 
     names: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Ask(msgspec.Struct, kw_only=True):
     tools: Tools = None
     strict_tools: frozenset[str] = frozenset()
     """names of those whose calls are to fit their schemas, where that is said"""
-    choice: Literal["auto", "none"] | Forced = "auto"
+    choice: Literal["auto", "none"] | ForcedCalls = "auto"
     output: ReplyShape | None = None
     parallel: bool = True
     """whether several calls at once are wanted, where calls are forced"""
@@ -155,13 +155,13 @@ class Ask(msgspec.Struct, kw_only=True):
     """(namespace, name) of the tools that are in one, by the name that the model knows"""
     hosted: tuple[str, ...] = ()
     """places of the tools that only the API's own servers could run; the model is not shown them"""
-    stored: Given | None = None
+    stored: StoredRequest | None = None
     """what it said, where its response may be named by later requests"""
 
     @property
     def held(self) -> bool:
         """Whether the reply is to have a shape, or to be calls."""
-        return self.output is not None or isinstance(self.choice, Forced)
+        return self.output is not None or isinstance(self.choice, ForcedCalls)
 
 
 def prompt_message(prompt: str | Sequence[int]) -> Message:
@@ -186,7 +186,7 @@ def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[JsonObject] = []
-    answered = False
+    has_results = False
     for part in turn.parts:
         match part:
             case Text() | ModelRefusal():
@@ -201,10 +201,10 @@ def _say(turn: Turn, strict: bool, out: list[Message]) -> None:
                     out.append(_message(turn, "".join(texts)))
                     texts = []
                 out.append(_result(part))
-                answered = True
+                has_results = True
             case Media() if strict:
                 raise bad_request(f"Only text content is supported, not {part.type!r}", param=part.at)
-    if texts or not answered:
+    if texts or not has_results:
         message = _message(turn, "".join(texts), calls)
         if reasoning := "".join(thoughts):
             message["reasoning_content"] = reasoning
@@ -229,27 +229,27 @@ def _result(part: ToolResult) -> Message:
     return out
 
 
-def check_served(ask: Ask) -> None:
+def check_support(ask: Ask) -> None:
     """Raises ApiError 400 for what no engine here does."""
-    if isinstance(ask.choice, Forced):
+    if isinstance(ask.choice, ForcedCalls):
         functions = [tool.get("function") for tool in ask.tools or ()]
-        offered = {function.get("name") for function in functions if isinstance(function, dict)}
-        if not offered:
+        tool_names = {function.get("name") for function in functions if isinstance(function, dict)}
+        if not tool_names:
             raise bad_request("tool_choice: calls are forced only where tools are offered", param="tool_choice")
         for name in ask.choice.names:
-            if name not in offered:
+            if name not in tool_names:
                 raise bad_request(f"tool_choice: there is no tool {name!r} among the tools", param="tool_choice")
 
 
-def check_strict(ask: Ask, unknown: Sequence[str], said: str) -> None:
+def check_strict(ask: Ask, unknown: Sequence[str], words: str) -> None:
     """Raises ApiError 400 for what a strict gateway refuses: a shape or calls that are forced, penalties, a bias,
-    min_p, hosted tools, and the first of the fields that are `unknown`, in the words `said`."""
+    min_p, hosted tools, and the first of the fields that are `unknown`, in the words `words`."""
     for param in unknown:
-        raise ApiError(400, said.format(param), param=param, code="unknown_parameter")
+        raise ApiError(400, words.format(param), param=param, code="unknown_parameter")
     for place in ask.hosted:
-        raise unsupported(place, "the gateway runs no tools, and this gateway is strict")
-    altered = {
-        "tool_choice": isinstance(ask.choice, Forced),
+        raise unsupported_error(place, "the gateway runs no tools, and this gateway is strict")
+    changes = {
+        "tool_choice": isinstance(ask.choice, ForcedCalls),
         "response_format" if ask.output is None else ask.output.param: ask.output is not None,
         "presence_penalty": ask.presence_penalty != 0,
         "frequency_penalty": ask.frequency_penalty != 0,
@@ -257,32 +257,32 @@ def check_strict(ask: Ask, unknown: Sequence[str], said: str) -> None:
         "min_p": ask.min_p != 0,
         "logit_bias": bool(ask.logit_bias),
     }
-    for param, refused in altered.items():
-        if refused:
-            raise unsupported(param, "its reply could not train, and this gateway is strict")
+    for param, is_refused in changes.items():
+        if is_refused:
+            raise unsupported_error(param, "its reply could not train, and this gateway is strict")
 
 
 def unknown_fields(ask: Ask, body: bytes) -> list[str]:
     """Fields of a request that its API, as it is parsed here, does not have."""
-    known = {field.encode_name for field in msgspec.structs.fields(ask.given)}
-    return [field for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if field not in known]
+    names = {field.encode_name for field in msgspec.structs.fields(ask.given)}
+    return [field for field in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if field not in names]
 
 
-def schema_of(given: object, param: str) -> JsonObject | None:
+def schema_of(value: object, param: str) -> JsonObject | None:
     """The JSON schema that a field holds, None where there is none. Raises ApiError 400 for what is no schema."""
-    if given is None or isinstance(given, dict):
-        return given
+    if value is None or isinstance(value, dict):
+        return value
     raise bad_request(f"{param}: a schema is a JSON object", param=param)
 
 
 def check_stops(stops: Sequence[str], param: str) -> None:
     """Raises ApiError 400 for stop strings beyond the bounds."""
     if len(stops) > bounds.STOPS or not all(stops):
-        raise unsupported(param, f"at most {bounds.STOPS} strings, none of them empty")
+        raise unsupported_error(param, f"at most {bounds.STOPS} strings, none of them empty")
     if any(len(stop.encode(errors="surrogatepass")) > bounds.NAME_BYTES for stop in stops):
-        raise unsupported(param, f"at most {bounds.NAME_BYTES} bytes each")
+        raise unsupported_error(param, f"at most {bounds.NAME_BYTES} bytes each")
 
 
-def unsupported(param: str, why: str) -> ApiError:
+def unsupported_error(param: str, why: str) -> ApiError:
     """The refusal of a field that asks for what is not served."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")

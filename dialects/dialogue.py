@@ -17,7 +17,7 @@ from millrace.schemas.json_values import Json, JsonObject
 from millrace.schemas.records import ModelCall, Trajectory
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-KEPT = ("name", "tool_call_id")
+NAME_FIELDS = ("name", "tool_call_id")
 """texts of a message beside its content"""
 COMPLETE = frozenset(
     {"stop", "stop_sequence", "end_turn", "completed", "tool_calls", "tool_call", "tool_use", "function_call"}
@@ -26,7 +26,7 @@ COMPLETE = frozenset(
 USABLE_ENDS = frozenset({"completed", "truncated", "abandoned"})
 """how episodes end of which the replies count"""
 CUT = "the reply did not come to its end"
-EMPTY = "the reply says nothing"
+EMPTY_REPLY = "the reply says nothing"
 FRAGMENT = "it begins with the result of a tool that it does not call"
 UNUSABLE = "its attempt failed, was aborted or has a flaw, so nothing of it may be learned"
 NO_LESSON = frozenset({"unusable_attempt", "cut_reply", "empty_reply", "fragment"})
@@ -63,17 +63,17 @@ def dialogue(call: ModelCall) -> Dialogue:
     if call["request_base"] is not None:
         raise Unsayable("not_whole", f"the request of call {call['call_id']} goes on from one that is not here")
     request, response = as_chat(call["request"], call["response"])
-    asked = parsed(request)
-    messages, reply = asked.get("messages"), reply_of(response, call["choice"])
+    fields = parse_object(request)
+    messages, reply = fields.get("messages"), reply_of(response, call["choice"])
     if not isinstance(messages, list) or not messages:
         raise Unsayable("no_messages", f"call {call['call_id']} was not asked by chat messages")
     if reply is None:
         raise Unsayable("no_reply", f"the reply of call {call['call_id']} is no chat message")
-    tools = asked.get("tools")
+    tools = fields.get("tools")
     _unicode(json.dumps(tools, ensure_ascii=False))
-    offered = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    said = {**reply, "role": "assistant"}
-    return Dialogue([canonical(message) for message in messages], canonical(said), offered)
+    offers = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    answer = {**reply, "role": "assistant"}
+    return Dialogue([canonical(message) for message in messages], canonical(answer), offers)
 
 
 def is_usable(record: Trajectory) -> bool:
@@ -92,7 +92,7 @@ def lesson(record: Trajectory, call: ModelCall) -> Dialogue:
         raise Unsayable("cut_reply", CUT)
     chat = dialogue(call)
     if not chat.reply["content"].strip() and not chat.reply.get("tool_calls"):
-        raise Unsayable("empty_reply", EMPTY)
+        raise Unsayable("empty_reply", EMPTY_REPLY)
     for message in chat.messages:
         if message.get("tool_calls"):
             break
@@ -107,9 +107,9 @@ def canonical(message: object) -> Message:
     none, or holds more than text."""
     if not isinstance(message, Mapping) or message.get("role") not in ROLES:
         raise Unsayable("bad_message", "a message has no role of a chat")
-    said = _text(message.get("content")) + _unicode(text(message.get("refusal")) or "")
-    out: JsonObject = {"role": message["role"], "content": said}
-    out |= {name: _unicode(str(message[name])) for name in KEPT if message.get(name)}
+    content = _text(message.get("content")) + _unicode(text(message.get("refusal")) or "")
+    out: JsonObject = {"role": message["role"], "content": content}
+    out |= {name: _unicode(str(message[name])) for name in NAME_FIELDS if message.get(name)}
     if thoughts := thoughts_of(message):
         out["reasoning_content"] = _unicode(thoughts)
     calls = message.get("tool_calls") or ([{"function": one}] if (one := message.get("function_call")) else [])
@@ -121,8 +121,8 @@ def canonical(message: object) -> Message:
 def _text(content: object) -> str:
     if content is None or isinstance(content, str):
         return _unicode(content or "")
-    given = content if isinstance(content, list) else [content]
-    parts = [part for part in given if not (isinstance(part, Mapping) and part.get("type") == "thinking")]
+    items = content if isinstance(content, list) else [content]
+    parts = [part for part in items if not (isinstance(part, Mapping) and part.get("type") == "thinking")]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise Unsayable("not_text", "a message holds something that is no text")
@@ -139,47 +139,47 @@ def _unicode(text: str) -> str:
 
 
 def _tool_call(call: object) -> JsonObject:
-    given = mapping(call)
-    function = mapping(given.get("function"))
+    fields = mapping(call)
+    function = mapping(fields.get("function"))
     if not isinstance(name := function.get("name"), str):
         raise Unsayable("bad_tool_call", "a tool call names no function")
     arguments = function.get("arguments", "")
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {
-        "id": _unicode(str(given.get("id") or "")),
+        "id": _unicode(str(fields.get("id") or "")),
         "type": "function",
-        "function": {"name": _unicode(name), "arguments": _unicode(written)},
+        "function": {"name": _unicode(name), "arguments": _unicode(arguments_text)},
     }
 
 
-def parsed(data: bytes) -> JsonObject:
+def parse_object(data: bytes) -> JsonObject:
     """The JSON object in some bytes; empty where there is none."""
     try:
-        found = json.loads(data.decode("utf-8", "replace"))
+        value = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def reply_of(response: bytes, choice: int) -> JsonObject | None:
     """The message of one of a response's choices, or the message that the response is; None where it is neither."""
-    found = parsed(response)
-    given = found.get("choices")
-    choices = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    fields = parse_object(response)
+    entries = fields.get("choices")
+    choices = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
     message = next((one.get("message") for one in choices if one.get("index", 0) == choice), None)
     if isinstance(message, dict):
         return message
-    return found if "content" in found else None
+    return fields if "content" in fields else None
 
 
 def asked_of(request: bytes) -> list[JsonObject] | None:
     """The messages of a request that came since the model last spoke; None for a request without messages."""
-    messages = parsed(request).get("messages")
+    messages = parse_object(request).get("messages")
     if not isinstance(messages, list):
         return None
-    given = [message for message in messages if isinstance(message, dict)]
-    last = max((at for at, message in enumerate(given) if message.get("role") == "assistant"), default=-1)
-    return given[last + 1 :]
+    entries = [message for message in messages if isinstance(message, dict)]
+    last = max((at for at, message in enumerate(entries) if message.get("role") == "assistant"), default=-1)
+    return entries[last + 1 :]
 
 
 def text_of(message: Mapping[str, Json]) -> str:
@@ -193,5 +193,5 @@ def text_of(message: Mapping[str, Json]) -> str:
 def calls_of(message: Mapping[str, Json]) -> Sequence[str]:
     """The tool calls of a message, each as JSON of its function."""
     calls = message.get("tool_calls")
-    given = calls if isinstance(calls, list) else []
-    return [json.dumps(call.get("function") if isinstance(call, dict) else call) for call in given]
+    entries = calls if isinstance(calls, list) else []
+    return [json.dumps(call.get("function") if isinstance(call, dict) else call) for call in entries]

@@ -47,7 +47,7 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
-def not_held() -> ApiError:
+def not_held_error() -> ApiError:
     """Another process of the gateway is asked next; no client is told this."""
     return ApiError(421, "This process holds no such conversation", code="not_held")
 
@@ -58,24 +58,24 @@ def of_engine(error: EngineError) -> ApiError:
     in the log. The words of an upstream, which its refusals pass on too, are told."""
     match error:
         case EngineRejected(status=401 | 403):
-            said = "The engine does not let the gateway in: its operator should look at [engine] key"
-            return ApiError(502, said, type="server_error", code="engine_unauthorized")
+            message = "The engine does not let the gateway in: its operator should look at [engine] key"
+            return ApiError(502, message, type="server_error", code="engine_unauthorized")
         case EngineRejected():
             status = error.status if 400 <= error.status < 500 else 400
             return ApiError(status, str(error), code="engine_rejected")
         case EngineTimeout():
-            said = "The engine sent nothing for too long: try again"
-            return ApiError(504, said, type="server_error", code="engine_timeout")
+            message = "The engine sent nothing for too long: try again"
+            return ApiError(504, message, type="server_error", code="engine_timeout")
         case EngineUnavailable(status=429):
-            said = "The engine has too much to do: try again later"
+            message = "The engine has too much to do: try again later"
             wait = error.retry_after_s or RETRY_AFTER_S
-            return ApiError(429, said, type="rate_limit_error", code="engine_busy", retry_after_s=wait)
+            return ApiError(429, message, type="rate_limit_error", code="engine_busy", retry_after_s=wait)
         case EngineUnavailable(status=503):
-            said = "The engine takes no calls now: try again"
+            message = "The engine takes no calls now: try again"
             wait = error.retry_after_s or RETRY_AFTER_S
-            return ApiError(503, said, type="server_error", code="engine_unavailable", retry_after_s=wait)
-        case EngineUnavailable(words=said) if said:
-            return ApiError(502, said, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
+            return ApiError(503, message, type="server_error", code="engine_unavailable", retry_after_s=wait)
+        case EngineUnavailable(words=message) if message:
+            return ApiError(502, message, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
         case _:
-            said = "The engine does not answer, or broke off: try again"
-            return ApiError(502, said, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)
+            message = "The engine does not answer, or broke off: try again"
+            return ApiError(502, message, type="server_error", code="engine_unavailable", retry_after_s=RETRY_AFTER_S)

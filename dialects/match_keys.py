@@ -21,7 +21,7 @@ from millrace.dialects.rendering.base import Message, Tools
 from millrace.schemas.json_values import Json
 
 SIZE = 16
-LONG = 256 << 10
+LONG_BYTES = 256 << 10
 """bytes of a request that is not read a second time only to know its retry"""
 EXACT = 2**53
 """below it every whole float is one integer"""
@@ -51,14 +51,14 @@ def message_key(message: Message) -> bytes:
     calls = message.get("tool_calls")
     if calls:
         parts: list[Json] = [[call["id"], call["function"]["name"], _arguments(call)] for call in calls]
-        return _listed([message["role"], parts])
-    return _listed([message["role"], message.get("tool_call_id"), message["content"].strip()])
+        return _list_json([message["role"], parts])
+    return _list_json([message["role"], message.get("tool_call_id"), message["content"].strip()])
 
 
-def same_text(stored: str, echoed: str) -> bool:
+def same_text(text: str, echo: str) -> bool:
     """Whether an echo beside tool calls may stand for the stored text: equal, or lost by the client."""
-    echoed = echoed.strip()
-    return not echoed or echoed == stored.strip()
+    echo = echo.strip()
+    return not echo or echo == text.strip()
 
 
 def start(tools: Tools) -> bytes:
@@ -84,14 +84,14 @@ def chain(messages: Sequence[Message], tools: Tools, behind: str | None = None) 
 
 def request_hash(body: bytes) -> bytes:
     """What a retry of a request has in common with it: its values, of a long one its bytes."""
-    return blake2b(body if len(body) > LONG else canonical_json(body), digest_size=SIZE).digest()
+    return blake2b(body if len(body) > LONG_BYTES else canonical_json(body), digest_size=SIZE).digest()
 
 
 def _arguments(call: Message) -> str:
     return canonical_json(call["function"]["arguments"]).decode(errors="replace")
 
 
-def _listed(parts: list[Json]) -> bytes:
+def _list_json(parts: list[Json]) -> bytes:
     try:
         return orjson.dumps(parts)
     except TypeError:  # half a surrogate pair, which no JSON text of UTF-8 holds
@@ -102,7 +102,7 @@ def _integer(value: object) -> object:
     if isinstance(value, float):
         return int(value) if -EXACT < value < EXACT and value.is_integer() else value
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return _rounded(value)
+        return _round(value)
     if isinstance(value, dict):
         return {name: _integer(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -110,7 +110,7 @@ def _integer(value: object) -> object:
     return value
 
 
-def _rounded(value: int) -> float | str:
+def _round(value: int) -> float | str:
     """An integer that 64 bits do not hold, as a reader of JSON text gets it; in digits where even a float ends."""
     try:
         return float(value)

@@ -13,8 +13,8 @@ from millrace.dialects.answers import mapping, text
 from millrace.schemas.json_values import Json
 
 DATA = "data:"
-ENCODED = ";base64,"
-PLAIN = "text/plain"
+BASE64_MARK = ";base64,"
+PLAIN_TYPE = "text/plain"
 AUDIO = "audio/"
 
 
@@ -27,13 +27,13 @@ class Address(NamedTuple):
 
 def data_url(type: str, data: str) -> str:
     """A URL that holds base64 text of a media type; "" where either is missing."""
-    return f"{DATA}{type}{ENCODED}{data}" if type and data else ""
+    return f"{DATA}{type}{BASE64_MARK}{data}" if type and data else ""
 
 
-def held(url: str) -> tuple[str, str] | None:
+def split_data_url(url: str) -> tuple[str, str] | None:
     """Media type and base64 text within a `data:` URL; None for any other."""
-    type, found, data = url.removeprefix(DATA).partition(ENCODED)
-    return (type, data) if url.startswith(DATA) and found else None
+    type, mark, data = url.removeprefix(DATA).partition(BASE64_MARK)
+    return (type, data) if url.startswith(DATA) and mark else None
 
 
 def plain_text(data: str) -> str | None:
@@ -47,13 +47,13 @@ def plain_text(data: str) -> str | None:
 def of_chat(part: Mapping[str, Json]) -> Address:
     """Of a part of chat completions."""
     file = mapping(part.get("file"))
-    url = text(mapping(part.get("image_url")).get("url")) or _inside(file.get("file_data")) or _sound(part)
+    url = text(mapping(part.get("image_url")).get("url")) or _inside(file.get("file_data")) or _audio_of(part)
     return Address(url, text(file.get("filename")) or "")
 
 
 def of_responses(part: Mapping[str, Json]) -> Address:
     """Of a part of Responses."""
-    url = text(part.get("image_url")) or _inside(part.get("file_data")) or text(part.get("file_url")) or _sound(part)
+    url = text(part.get("image_url")) or _inside(part.get("file_data")) or text(part.get("file_url")) or _audio_of(part)
     return Address(url, text(part.get("filename")) or "")
 
 
@@ -66,17 +66,17 @@ def of_messages(block: Mapping[str, Json]) -> Address:
         case "base64":
             return Address(data_url(type, data), name)
         case "text":
-            return Address(data_url(PLAIN, base64.b64encode(data.encode(errors="replace")).decode()), name)
+            return Address(data_url(PLAIN_TYPE, base64.b64encode(data.encode(errors="replace")).decode()), name)
         case _:
             return Address(text(source.get("url")) or "", name)
 
 
 def _inside(data: object) -> str:
-    found = text(data) or ""
-    return found if held(found) else ""
+    url = text(data) or ""
+    return url if split_data_url(url) else ""
 
 
-def _sound(part: Mapping[str, Json]) -> str:
-    said = mapping(part.get("input_audio"))
-    format, data = text(said.get("format")) or "", text(said.get("data")) or ""
+def _audio_of(part: Mapping[str, Json]) -> str:
+    audio = mapping(part.get("input_audio"))
+    format, data = text(audio.get("format")) or "", text(audio.get("data")) or ""
     return data_url(AUDIO + format, data) if format else ""

@@ -41,8 +41,8 @@ def measure(text: bytes) -> JsonShape:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     data = np.frombuffer(text, np.uint8)
     outside = (np.cumsum(data == QUOTE, dtype=np.uint8) & 1) == 0
-    folded = data | LOWER
-    opening, closing = outside & (folded == OPEN), outside & (folded == CLOSE)
+    letters = data | LOWER
+    opening, closing = outside & (letters == OPEN), outside & (letters == CLOSE)
     separators = outside & ((data == COMMA) | (data == COLON))
     steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
     depth = int(np.cumsum(steps, dtype=np.int32).max(initial=0))
@@ -55,8 +55,8 @@ def unwieldy(text: str | bytes) -> bool:
     data = text if isinstance(text, bytes) else text.encode(errors="replace")
     if data.count(b"[") + data.count(b"{") <= bounds.DEPTH and len(data) <= bounds.VALUES:
         return False
-    found = measure(data)
-    return found.depth > bounds.DEPTH or found.values > bounds.VALUES
+    shape = measure(data)
+    return shape.depth > bounds.DEPTH or shape.values > bounds.VALUES
 
 
 def object_in(text: bytes) -> dict[str, Any] | None:
@@ -78,14 +78,14 @@ def check(body: bytes) -> None:
             raise json_refusal(body, error) from None
     if body.count(b"[") + body.count(b"{") <= bounds.DEPTH and len(body) <= bounds.VALUES:
         return
-    found = measure(body)
-    if found.depth > bounds.DEPTH:
+    shape = measure(body)
+    if shape.depth > bounds.DEPTH:
         raise ApiError(
-            400, f"The body nests {found.depth} levels deep: at most {bounds.DEPTH} are read", code="too_deep"
+            400, f"The body nests {shape.depth} levels deep: at most {bounds.DEPTH} are read", code="too_deep"
         )
-    if found.values > bounds.VALUES:
+    if shape.values > bounds.VALUES:
         raise ApiError(
-            400, f"The body holds about {found.values} values: at most {bounds.VALUES} are read", code="too_many_values"
+            400, f"The body holds about {shape.values} values: at most {bounds.VALUES} are read", code="too_many_values"
         )
 
 
@@ -95,16 +95,16 @@ def json_refusal(text: bytes, error: Exception, noun: str = "body") -> ApiError:
     if isinstance(error, msgspec.ValidationError):
         return bad_request(str(error))
     try:
-        place = None if unwieldy(text) else _halved(json.loads(text))
+        place = None if unwieldy(text) else _surrogate_place(json.loads(text))
     except ValueError:
         place = None
     if place is None:
         return bad_request(f"The {noun} is not valid JSON: {error}")
-    said = "half of a surrogate pair is no character: send both halves, or U+FFFD instead"
-    return bad_request(f"{place}: {said}".removeprefix(": "), param=place or None)
+    message = "half of a surrogate pair is no character: send both halves, or U+FFFD instead"
+    return bad_request(f"{place}: {message}".removeprefix(": "), param=place or None)
 
 
-def _halved(value: Any, place: str = "") -> str | None:
+def _surrogate_place(value: Any, place: str = "") -> str | None:
     """The place of the first text that holds half of a surrogate pair; None where none does."""
     if isinstance(value, str):
         return place if _HALF.search(value) else None
@@ -114,4 +114,4 @@ def _halved(value: Any, place: str = "") -> str | None:
         inner = [(f"{place}.{name[:64]}".removeprefix("."), one) for name, one in value.items()]
     else:
         inner = [(f"{place}[{at}]", one) for at, one in enumerate(value)] if isinstance(value, list) else []
-    return next((where for at, one in inner if (where := _halved(one, at)) is not None), None)
+    return next((where for at, one in inner if (where := _surrogate_place(one, at)) is not None), None)

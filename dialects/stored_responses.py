@@ -37,10 +37,10 @@ class ResponseOrigin(NamedTuple):
         return {ORIGIN: f"{'away' if self.away else 'here'} {self.by}"}
 
 
-OURS = ResponseOrigin()
+LOCAL_ORIGIN = ResponseOrigin()
 
 
-class Given(NamedTuple):
+class StoredRequest(NamedTuple):
     """What a request that is to be kept said: its items as JSON, the whole conversation, and the response that it
     named."""
 
@@ -62,7 +62,7 @@ class StoredResponse:
     size: int
     owned: tuple[str, ...] = ()
     """its items whose ids do not say that they are"""
-    origin: ResponseOrigin = OURS
+    origin: ResponseOrigin = LOCAL_ORIGIN
     deleted: bool = False
     """whether it can be named no more; what goes on from it has its words all the same"""
     used: int = 0
@@ -74,23 +74,23 @@ class StoredResponse:
         at: StoredResponse | None = self
         while at is not None:
             # In this order: whoever forgets it meanwhile takes `said` first.
-            before, said = at.before, at.said
-            if said is None or not at.origin.whole:
+            before, turn = at.before, at.said
+            if turn is None or not at.origin.whole:
                 return None
-            line.append((at.follows, *said))
+            line.append((at.follows, *turn))
             at = before
         out: list[bytes] = []
-        answered: list[bytes] = []
+        output: list[bytes] = []
         for follows, items, response in reversed(line):
-            out += [*(answered if follows else ()), *items]
-            answered = output_of(response)
-        return out + answered
+            out += [*(output if follows else ()), *items]
+            output = output_of(response)
+        return out + output
 
 
 def items_of(response: bytes) -> list[dict[str, Any]]:
     """The items of a response that this gateway wrote, or that `items_alone` made."""
-    found: list[dict[str, Any]] = msgspec.json.decode(response)["output"]
-    return found
+    items: list[dict[str, Any]] = msgspec.json.decode(response)["output"]
+    return items
 
 
 def output_of(response: bytes) -> list[bytes]:
@@ -113,11 +113,11 @@ class Recall(ABC):
         """One item of a response; None where it is not known. Raises ApiError 400 like `conversation`."""
 
     @abstractmethod
-    def known(self, id: str) -> bool:
+    def is_known(self, id: str) -> bool:
         """Whether a response of this id is known, if only to which caller it belongs; it is used then."""
 
     @abstractmethod
-    def foreign(self, id: str) -> bool:
+    def is_foreign(self, id: str) -> bool:
         """Whether another caller was given a response of this id, or an item."""
 
     @abstractmethod
@@ -125,12 +125,12 @@ class Recall(ABC):
         """The whole response; None where it is not known, or not kept here."""
 
     @abstractmethod
-    def asked(self, id: str) -> list[bytes] | None:
+    def request_items(self, id: str) -> list[bytes] | None:
         """The items that a response was asked with, from the beginning of its conversation; None where they are not
         known."""
 
     @abstractmethod
-    def away(self, id: str) -> str | None:
+    def keeper(self, id: str) -> str | None:
         """The upstream that keeps a response itself; None for one that is kept here, or not known."""
 
 
@@ -146,26 +146,26 @@ class NoRecall(Recall):
     def item(self, id: str) -> None:
         return None
 
-    def known(self, id: str) -> bool:
+    def is_known(self, id: str) -> bool:
         return False
 
-    def foreign(self, id: str) -> bool:
+    def is_foreign(self, id: str) -> bool:
         return False
 
     def response(self, id: str) -> None:
         return None
 
-    def asked(self, id: str) -> None:
+    def request_items(self, id: str) -> None:
         return None
 
-    def away(self, id: str) -> None:
+    def keeper(self, id: str) -> None:
         return None
 
 
-Recalled: TypeAlias = Callable[[Sequence[Json]], Recall]
+Recaller: TypeAlias = Callable[[Sequence[Json]], Recall]
 """What the caller of a request may name, by what the request says of its end user"""
 
 
-def nobody(users: Sequence[Json]) -> Recall:
+def no_recall(users: Sequence[Json]) -> Recall:
     """Of a caller who was never given anything."""
     return NoRecall()

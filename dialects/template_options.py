@@ -20,7 +20,7 @@ from millrace.schemas.json_values import Json, JsonObject
 
 SWITCHES = ("enable_thinking", "thinking")
 """names of templates for whether the model thinks"""
-OURS = frozenset(
+GATEWAY_OPTIONS = frozenset(
     (
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "strftime_now"),
         *("raise_exception", "bos_token", "eos_token", "unk_token", "pad_token", "generate", "now"),
@@ -28,10 +28,10 @@ OURS = frozenset(
 )
 """what the gateway itself gives a template"""
 FIELDS = ("chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config")
-NAMED = tuple(f'"{field}"'.encode() for field in FIELDS)
+FIELD_MARKS = tuple(f'"{field}"'.encode() for field in FIELDS)
 
 
-class _Said(msgspec.Struct):
+class _Fields(msgspec.Struct):
     chat_template_kwargs: Any = None
     reasoning_effort: Any = None
     reasoning: Any = None
@@ -39,36 +39,36 @@ class _Said(msgspec.Struct):
     output_config: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Said)
+_decoder = msgspec.json.Decoder(_Fields)
 
 
 def template_options(body: bytes) -> JsonObject:
     """The options by their names in templates. Raises ApiError 400 for one that is the gateway's own to give."""
-    if not any(name in body for name in NAMED):
+    if not any(name in body for name in FIELD_MARKS):
         return {}
     try:
-        said = _decoder.decode(body)
+        fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     out: JsonObject = {}
-    effort = said.reasoning_effort or _of(said.reasoning, "effort") or _of(said.output_config, "effort")
+    effort = fields.reasoning_effort or _of(fields.reasoning, "effort") or _of(fields.output_config, "effort")
     if isinstance(effort, str) and len(effort) <= bounds.NAME_BYTES:
         out["reasoning_effort"] = effort
         if effort == "none":
             out |= dict.fromkeys(SWITCHES, False)
-    match _of(said.thinking, "type"):
+    match _of(fields.thinking, "type"):
         case "disabled":
             out |= dict.fromkeys(SWITCHES, False)
         case "enabled" | "adaptive":
             out |= dict.fromkeys(SWITCHES, True)
-    given = said.chat_template_kwargs
-    for name in given if isinstance(given, Mapping) else ():
-        if name in OURS:
+    options = fields.chat_template_kwargs
+    for name in options if isinstance(options, Mapping) else ():
+        if name in GATEWAY_OPTIONS:
             raise bad_request(
                 f"chat_template_kwargs: {name!r} is given by the gateway itself", param="chat_template_kwargs"
             )
-    return out | given if isinstance(given, dict) else out
+    return out | options if isinstance(options, dict) else out
 
 
-def _of(given: object, name: str) -> Json:
-    return given.get(name) if isinstance(given, Mapping) else None
+def _of(value: object, name: str) -> Json:
+    return value.get(name) if isinstance(value, Mapping) else None

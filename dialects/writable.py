@@ -98,7 +98,7 @@ class WritableCall(Protocol):
         """Tokens of the prompt that had been read before, as far as anybody says."""
 
     @property
-    def shortened(self) -> bool:
+    def is_shortened(self) -> bool:
         """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 
 from millrace.dialects.dialogue import NO_LESSON, Unsayable, is_usable, lesson
 from millrace.dialects.rendering.base import Renderer
-from millrace.dialects.rendering.foreign_reply import TOO_LONG, Spoken, Unspoken, spoken
+from millrace.dialects.rendering.foreign_reply import TOO_LONG, Speech, Unspoken, speech_of
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.history.requests import whole_calls
@@ -89,7 +89,7 @@ class Writer:
         bodies = whole_calls(calls)
         former = {body["supersedes"] for body in bodies if body["supersedes"]}
         reasons = dict(entry.rpartition(":")[::2] for entry in record["excluded"])
-        spoken_replies: list[Spoken] = []
+        spoken_replies: list[Speech] = []
         for body in bodies:
             if body["trainable"] or body["untrainable_reason"] not in TEXT:
                 continue
@@ -110,7 +110,7 @@ class Writer:
                 out.replies += replies
         return out
 
-    def _speak(self, record: Trajectory, body: ModelCall, *, is_superseded: bool) -> Spoken:
+    def _speak(self, record: Trajectory, body: ModelCall, *, is_superseded: bool) -> Speech:
         """Raises Unspoken."""
         if is_superseded:
             raise Unspoken(HAS_SUCCESSOR)
@@ -120,10 +120,10 @@ class Writer:
             raise Unspoken(str(error) if error.code in NO_LESSON else f"{UNCHAT} ({error.code})") from None
         if isinstance(self.renderer, str):
             raise Unspoken(self.renderer)
-        return spoken(self.renderer, chat.messages, chat.reply, chat.tools or None)
+        return speech_of(self.renderer, chat.messages, chat.reply, chat.tools or None)
 
 
-def join_replies(replies: Iterable[Spoken]) -> list[tuple[list[int], list[int], int]]:
+def join_replies(replies: Iterable[Speech]) -> list[tuple[list[int], list[int], int]]:
     """Tokens, mask and number of replies of each sample: a reply goes on with the longest sample that its prompt begins
     with; one that was there already is left out."""
     samples: list[tuple[list[int], list[int], int]] = []

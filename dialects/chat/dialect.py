@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from millrace.dialects import shape
-from millrace.dialects.answers import WholeAnswer, listed, mapping, numbers, understood
+from millrace.dialects.answers import WholeAnswer, answer_in, listed, mapping, numbers
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.chat.request import ask_of, parse_any, parse_chat
 from millrace.dialects.common import DONE, usage_of
@@ -26,8 +26,8 @@ from millrace.schemas.json_values import Json, JsonObject
 class ChatReader(DialectReader):
     """Chat completions of an upstream, in the shapes that servers give them."""
 
-    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
-        return understood(found)
+    def answer_in(self, response: Mapping[str, Json]) -> WholeAnswer:
+        return answer_in(response)
 
     def lighter(self, body: bytes) -> bytes:
         """Without log-probabilities, which are most of an answer's values where they were asked for."""
@@ -42,7 +42,7 @@ class ChatReader(DialectReader):
             choice.pop("logprobs", None)
         return msgspec.json.encode({**members, "choices": choices})
 
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         return AssembledStream()
 
 
@@ -58,7 +58,7 @@ class Chat(Dialect):
         return ask_of(parse_chat(body))
 
     def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
-        told = [
+        entries = [
             {
                 "index": choice.index,
                 "message": choice.message(),
@@ -67,25 +67,25 @@ class Chat(Dialect):
             }
             for choice in choices
         ]
-        return orjson.dumps({**_head(call, "chat.completion"), "choices": told, "usage": usage_of(call)})
+        return orjson.dumps({**_head(call, "chat.completion"), "choices": entries, "usage": usage_of(call)})
 
-    def streamed(self, call: WritableCall) -> ReplyStream:
+    def stream_writer(self, call: WritableCall) -> ReplyStream:
         return ChatStream(call)
 
     def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         head = {name: value for name, value in response.items() if name not in ("choices", "usage")}
-        begun, ended = list[JsonObject](), list[JsonObject]()
+        starts, ends = list[JsonObject](), list[JsonObject]()
         choices = [choice for choice in listed(response.get("choices")) if isinstance(choice, dict)][: bounds.CHOICES]
         for index, choice in zip(numbers(choices), choices, strict=True):
             choice = {**choice, "index": index}
             delta = dict(mapping(choice.pop("message", None)))
             if calls := listed(delta.get("tool_calls")):
                 delta["tool_calls"] = [{"index": place, **mapping(call)} for place, call in enumerate(calls)]
-            begun.append({**choice, "delta": delta, "finish_reason": None})
-            ended.append({"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")})
-        chunks: list[JsonObject] = [{"choices": begun}, {"choices": ended, "usage": response.get("usage")}]
-        said = [StreamEvent("", orjson.dumps({**head, "object": "chat.completion.chunk", **one})) for one in chunks]
-        return [*said, DONE] if begun else []
+            starts.append({**choice, "delta": delta, "finish_reason": None})
+            ends.append({"index": index, "delta": {}, "finish_reason": choice.get("finish_reason")})
+        chunks: list[JsonObject] = [{"choices": starts}, {"choices": ends, "usage": response.get("usage")}]
+        events = [StreamEvent("", orjson.dumps({**head, "object": "chat.completion.chunk", **one})) for one in chunks]
+        return [*events, DONE] if starts else []
 
     def error(self, error: ApiError) -> bytes:
         return error.body()
@@ -94,9 +94,9 @@ class Chat(Dialect):
         return True  # what nobody else wrote: upstreams write it in shapes of their own
 
     def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
-        asked = parse_any(request)
-        replies = {said.choice: said.message for said in understood(response).choices}
-        return RecordedCall(asked.plain(), asked.tools, replies)
+        parsed_request = parse_any(request)
+        replies = {answer.choice: answer.message for answer in answer_in(response).choices}
+        return RecordedCall(parsed_request.plain(), parsed_request.tools, replies)
 
 
 class ChatStream(ReplyStream):
@@ -197,8 +197,8 @@ def _all_logprobs(call: WritableCall, choice: WritableChoice) -> JsonObject | No
         return None
     parts = []
     for start in range(0, len(choice.ids), SLICE):
-        told = _logprobs(call, choice, start, min(start + SLICE, len(choice.ids)))
-        parts.append(orjson.dumps(told and told["content"])[1:-1])
+        piece = _logprobs(call, choice, start, min(start + SLICE, len(choice.ids)))
+        parts.append(orjson.dumps(piece and piece["content"])[1:-1])
     return {"content": orjson.Fragment(b"[" + b",".join(parts) + b"]")}
 
 
@@ -208,8 +208,8 @@ def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int) 
         return None
     tops = choice.tops[start:end] if choice.tops else [()] * (end - start)
     content = [
-        {**_token(call, id, logprob), "top_logprobs": [_token(call, *other) for other in others]}
-        for id, logprob, others in zip(choice.ids[start:end], choice.logprobs[start:end], tops, strict=False)
+        {**_token(call, id, logprob), "top_logprobs": [_token(call, *rival) for rival in rivals]}
+        for id, logprob, rivals in zip(choice.ids[start:end], choice.logprobs[start:end], tops, strict=False)
     ]
     return {"content": content}
 

@@ -15,10 +15,10 @@ import msgspec
 import orjson
 
 from millrace.dialects import shape
-from millrace.dialects.common import decoded
+from millrace.dialects.common import decode_request
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Kind,
     Media,
     ModelRefusal,
@@ -29,12 +29,12 @@ from millrace.dialects.conversation import (
     ToolResult,
     ToolUse,
     Turn,
-    check_served,
     check_stops,
+    check_support,
     media,
     messages_of,
     schema_of,
-    unsupported,
+    unsupported_error,
 )
 from millrace.dialects.errors import bad_request
 from millrace.dialects.media import of_chat
@@ -45,15 +45,15 @@ MEDIA: dict[Any, Kind] = {
     "image_url": "image", "input_audio": "audio", "file": "file",
 }  # fmt: skip
 Count = Annotated[int, msgspec.Meta(ge=0, le=bounds.INT)]
-Whole = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
+WholeNumber = Annotated[int, msgspec.Meta(ge=-bounds.INT, le=bounds.INT)]
 Seed = Annotated[int, msgspec.Meta(ge=-bounds.SEED - 1, le=bounds.SEED)]
 Name = Annotated[str, msgspec.Meta(max_length=bounds.NAME_BYTES)]
 
 
-HELD = "a reply is held to JSON alone: response_format, guided_json or structured_outputs"
+JSON_ALONE = "a reply is held to JSON alone: response_format, guided_json or structured_outputs"
 ENDS = "a reply ends where the model ends it, at a stop string or at max_tokens"
-UNSERVED = {
-    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "structural_tag"), HELD),
+REFUSALS = {
+    **dict.fromkeys(("guided_regex", "guided_choice", "guided_grammar", "structural_tag"), JSON_ALONE),
     **dict.fromkeys(("stop_token_ids", "min_tokens", "ignore_eos"), ENDS),
     **dict.fromkeys(("bad_words", "allowed_token_ids"), "use logit_bias"),
     **dict.fromkeys(("logits_processors", "use_beam_search"), "tokens are drawn one by one by the policy"),
@@ -113,7 +113,7 @@ class ChatRequest(msgspec.Struct):
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=bounds.INT)] | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    n: Whole | None = None
+    n: WholeNumber | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -209,16 +209,18 @@ def parse_any(body: bytes) -> AnyChat:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise shape.json_refusal(body, error) from None
     try:
-        found = msgspec.json.decode(body, type=dict[str, Any])
-        messages = found.get("messages")
+        request = msgspec.json.decode(body, type=dict[str, Any])
+        messages = request.get("messages")
         if isinstance(messages, list):
-            found["messages"] = [usual for message in messages if (usual := _usual(message)) is not None]
-        return msgspec.convert(found, AnyChat)
+            request["messages"] = [
+                chat_message for message in messages if (chat_message := _in_tool_shape(message)) is not None
+            ]
+        return msgspec.convert(request, AnyChat)
     except msgspec.ValidationError as error:
         raise bad_request(str(error)) from None
 
 
-def _usual(message: Any) -> MessageIn | None:
+def _in_tool_shape(message: Any) -> MessageIn | None:
     """A message with results of functions and calls of custom tools as those of tools, None for one in no shape."""
     match message:
         case {"role": "function"}:
@@ -240,7 +242,7 @@ def _usual_call(call: Any) -> Any:
 
 def parse_chat(body: bytes) -> ChatRequest:
     """The request. Raises ApiError 400 for what is no JSON, has wrong types, or asks for what is not served."""
-    request: ChatRequest = decoded(_decoder, body, named=False)
+    request: ChatRequest = decode_request(_decoder, body, with_path=False)
     _check(request)
     return request
 
@@ -251,11 +253,11 @@ def ask_of(request: ChatRequest) -> Ask:
     most = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     ask = Ask(
         model=request.model,
-        turns=[_checked(message, at) for at, message in enumerate(request.messages)],
+        turns=[_check_turn(message, at) for at, message in enumerate(request.messages)],
         tools=request.offered,
         strict_tools=_strict(request.tools),
         choice=_choice(request.tool_choice),
-        output=_held(request) if output is None or output.get("type", "text") == "text" else _shape(output),
+        output=_guided_shape(request) if output is None or output.get("type", "text") == "text" else _shape(output),
         parallel=request.parallel_tool_calls is not False,
         stream=bool(request.stream),
         n=request.n or 1,
@@ -275,10 +277,10 @@ def ask_of(request: ChatRequest) -> Ask:
         users=(request.user, request.safety_identifier),
         given=request,
     )
-    check_served(ask)
+    check_support(ask)
     for at, tool in enumerate(request.tools or ()):
         if tool.get("type") == "custom":
-            raise unsupported(f"tools[{at}]", "only function tools are supported, not 'custom'")
+            raise unsupported_error(f"tools[{at}]", "only function tools are supported, not 'custom'")
     return ask
 
 
@@ -292,23 +294,23 @@ def _strict(tools: list[dict[str, Any]] | None) -> frozenset[str]:
     )
 
 
-def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
-    if given is None or given == "auto":
+def _choice(choice: str | dict[str, Any] | None) -> Literal["auto", "none"] | ForcedCalls:
+    if choice is None or choice == "auto":
         return "auto"
-    if given == "none":
+    if choice == "none":
         return "none"
-    if given == "required":
-        return Forced()
-    if isinstance(given, dict) and given.get("type") == "function":
-        return Forced((_named(given),))
-    allowed = given.get("allowed_tools") if isinstance(given, dict) else None
-    tools = allowed.get("tools") if isinstance(allowed, dict) and allowed.get("mode") == "required" else None
+    if choice == "required":
+        return ForcedCalls()
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return ForcedCalls((_function_name(choice),))
+    allowance = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    tools = allowance.get("tools") if isinstance(allowance, dict) and allowance.get("mode") == "required" else None
     if isinstance(tools, list) and tools:
-        return Forced(tuple(dict.fromkeys(_named(tool) for tool in tools)))
-    raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
+        return ForcedCalls(tuple(dict.fromkeys(_function_name(tool) for tool in tools)))
+    raise unsupported_error("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
 
 
-def _named(tool: Any) -> str:
+def _function_name(tool: Any) -> str:
     """The name of a function that a choice names."""
     function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -322,53 +324,55 @@ def _shape(output: dict[str, Any]) -> ReplyShape:
         case "json_object":
             return ReplyShape("response_format")
         case "json_schema":
-            given = output.get("json_schema")
-            if not isinstance(given, dict):
+            fields = output.get("json_schema")
+            if not isinstance(fields, dict):
                 raise bad_request("response_format: json_schema holds a name and a schema", param="response_format")
-            held = schema_of(given.get("schema"), "response_format")
-            return ReplyShape("response_format", held, given.get("strict") is True)
+            schema = schema_of(fields.get("schema"), "response_format")
+            return ReplyShape("response_format", schema, fields.get("strict") is True)
         case kind:
-            raise unsupported("response_format", f"text, json_object or json_schema, not {kind!r}")
+            raise unsupported_error("response_format", f"text, json_object or json_schema, not {kind!r}")
 
 
-def _held(request: ChatRequest) -> ReplyShape | None:
+def _guided_shape(request: ChatRequest) -> ReplyShape | None:
     """The shape that the fields of open engines ask for."""
-    given: Any = request.guided_json
-    if given is not None:
-        return ReplyShape("guided_json", _schema(given, "guided_json"))
-    wanted = {name: value for name, value in (request.structured_outputs or {}).items() if value not in (None, False)}
-    match wanted:
-        case {"json": given, **rest} if not rest:
-            return ReplyShape("structured_outputs", _schema(given, "structured_outputs"))
+    schema: Any = request.guided_json
+    if schema is not None:
+        return ReplyShape("guided_json", _schema(schema, "guided_json"))
+    constraints = {
+        name: value for name, value in (request.structured_outputs or {}).items() if value not in (None, False)
+    }
+    match constraints:
+        case {"json": schema, **rest} if not rest:
+            return ReplyShape("structured_outputs", _schema(schema, "structured_outputs"))
         case {"json_object": _, **rest} if not rest:
             return ReplyShape("structured_outputs")
-        case {} if not wanted:
+        case {} if not constraints:
             return None
-    raise unsupported("structured_outputs", "only json and json_object, one of them")
+    raise unsupported_error("structured_outputs", "only json and json_object, one of them")
 
 
-def _schema(given: Any, param: str) -> dict[str, Any] | None:
+def _schema(value: Any, param: str) -> dict[str, Any] | None:
     """A schema, which open engines take as text too."""
-    if isinstance(given, str):
-        if shape.unwieldy(given):
+    if isinstance(value, str):
+        if shape.unwieldy(value):
             raise bad_request(f"{param}: a schema is a JSON object within the limits", param=param)
         try:
-            given = orjson.loads(given)
+            value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
             raise bad_request(f"{param}: a schema is JSON: {error}", param=param) from None
-    return schema_of(given, param)
+    return schema_of(value, param)
 
 
-def biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def biases(by_token: dict[str, float]) -> tuple[tuple[int, float], ...]:
     """The tokens of a bias and what is added to each. Raises ApiError 400."""
-    if len(given) > bounds.BIASES:
-        raise unsupported("logit_bias", f"at most {bounds.BIASES} tokens")
-    if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in given):
+    if len(by_token) > bounds.BIASES:
+        raise unsupported_error("logit_bias", f"at most {bounds.BIASES} tokens")
+    if not all(token.isascii() and token.isdecimal() and len(token) < 10 for token in by_token):
         raise bad_request("logit_bias: its names are token ids", param="logit_bias")
-    return tuple((int(token), bias) for token, bias in given.items())
+    return tuple((int(token), bias) for token, bias in by_token.items())
 
 
-def _checked(message: MessageIn, at: int) -> Turn:
+def _check_turn(message: MessageIn, at: int) -> Turn:
     turn = _turn(message, at)
     _check_names(message, at)
     return turn
@@ -377,9 +381,9 @@ def _checked(message: MessageIn, at: int) -> Turn:
 def _turn(message: MessageIn, at: int) -> Turn:
     """One message, number `at`."""
     if message.role == "tool":
-        said = _parts(message.content, at)
-        text = "".join(part.text for part in said if isinstance(part, Text))
-        media: list[Part] = [part for part in said if isinstance(part, Media)]
+        content = _parts(message.content, at)
+        text = "".join(part.text for part in content if isinstance(part, Text))
+        media: list[Part] = [part for part in content if isinstance(part, Media)]
         return Turn("tool", [*media, ToolResult(message.tool_call_id, text, message.name)])
     parts = _parts(message.content, at)
     for call in message.tool_calls or ():
@@ -437,8 +441,8 @@ def _check(request: ChatRequest) -> None:
         (request.n is not None and not 1 <= request.n <= bounds.CHOICES, "n", f"must be 1 to {bounds.CHOICES}"),
         (bool(request.top_logprobs) and not request.logprobs, "top_logprobs", "needs logprobs: true"),
     ]
-    refusals += [(bool(getattr(request, param)), param, why) for param, why in UNSERVED.items()]
-    for refused, param, why in refusals:
-        if refused:
-            raise unsupported(param, why)
+    refusals += [(bool(getattr(request, param)), param, why) for param, why in REFUSALS.items()]
+    for is_refused, param, why in refusals:
+        if is_refused:
+            raise unsupported_error(param, why)
     check_stops(request.stops, "stop")

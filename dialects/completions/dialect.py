@@ -13,10 +13,10 @@ import orjson
 
 from millrace.dialects import match_keys
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
-from millrace.dialects.chat.request import Count, Name, Seed, StreamOptions, Whole, biases
-from millrace.dialects.common import DONE, decoded, usage_of
-from millrace.dialects.completions.reader import CompletionsReader, message_of, numbered
-from millrace.dialects.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported
+from millrace.dialects.chat.request import Count, Name, Seed, StreamOptions, WholeNumber, biases
+from millrace.dialects.common import DONE, decode_request, usage_of
+from millrace.dialects.completions.reader import CompletionsReader, choices_by_number, message_of
+from millrace.dialects.conversation import Ask, Part, Text, check_stops, prompt_message, unsupported_error
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.reading.reader import RecordedCall
 from millrace.dialects.writable import WritableCall, WritableChoice
@@ -46,7 +46,7 @@ class CompletionsRequest(msgspec.Struct):
     top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    n: Whole | None = None
+    n: WholeNumber | None = None
     seed: Seed | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
@@ -54,7 +54,7 @@ class CompletionsRequest(msgspec.Struct):
     logprobs: Count | None = None
     echo: bool | None = None
     suffix: str | None = None
-    best_of: Whole | None = None
+    best_of: WholeNumber | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
@@ -79,7 +79,7 @@ class Completions(Dialect):
     reader = CompletionsReader
 
     def parse(self, body: bytes) -> Ask:
-        request: CompletionsRequest = decoded(_decoder, body, named=False)
+        request: CompletionsRequest = decode_request(_decoder, body, with_path=False)
         _check(request)
         return Ask(
             model=request.model,
@@ -107,14 +107,16 @@ class Completions(Dialect):
         )
 
     def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
-        told = [_choice(call, choice, _said(choice), 0, len(choice.ids), choice.reason) for choice in choices]
-        return orjson.dumps({**_head(call), "choices": told, "usage": usage_of(call)})
+        entries = [_choice(call, choice, _text_of(choice), 0, len(choice.ids), choice.reason) for choice in choices]
+        return orjson.dumps({**_head(call), "choices": entries, "usage": usage_of(call)})
 
-    def streamed(self, call: WritableCall) -> ReplyStream:
+    def stream_writer(self, call: WritableCall) -> ReplyStream:
         return CompletionsStream(call)
 
     def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
-        choices = [{**choice, "index": at} for at, choice in numbered(response)] if self.wrote(response) else []
+        choices = (
+            [{**choice, "index": at} for at, choice in choices_by_number(response)] if self.wrote(response) else []
+        )
         return [StreamEvent("", orjson.dumps({**response, "choices": choices})), DONE] if choices else []
 
     def error(self, error: ApiError) -> bytes:
@@ -124,9 +126,9 @@ class Completions(Dialect):
         return response.get("object") == "text_completion"
 
     def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
-        asked: AnyCompletions = decoded(_any_decoder, request, named=False)
-        replies = {number: message_of(choice) for number, choice in numbered(response)}
-        return RecordedCall([prompt_message(_recorded(asked.prompt))], None, replies)
+        parsed_request: AnyCompletions = decode_request(_any_decoder, request, with_path=False)
+        replies = {number: message_of(choice) for number, choice in choices_by_number(response)}
+        return RecordedCall([prompt_message(_prompt_of(parsed_request.prompt))], None, replies)
 
 
 class CompletionsStream(ReplyStream):
@@ -138,19 +140,19 @@ class CompletionsStream(ReplyStream):
         """characters by choice"""
 
     def take(self, choice: WritableChoice, parts: Sequence[Part], tokens: int) -> list[StreamEvent]:
-        said = "".join(part.text for part in parts if isinstance(part, Text))
-        if not said and not (tokens and self._call.request.logprobs):
+        text = "".join(part.text for part in parts if isinstance(part, Text))
+        if not text and not (tokens and self._call.request.logprobs):
             return []
         end, before = len(choice.ids), self._told.get(choice.index, 0)
-        self._told[choice.index] = before + len(said)
-        return [self._event([_choice(self._call, choice, said, end - tokens, end, None, before)])]
+        self._told[choice.index] = before + len(text)
+        return [self._event([_choice(self._call, choice, text, end - tokens, end, None, before)])]
 
     def end(self) -> list[StreamEvent]:
         call = self._call
         out = []
         for choice in call.choices:
-            ended = len(choice.ids)
-            out.append(self._event([_choice(call, choice, "", ended, ended, choice.reason)]))
+            size = len(choice.ids)
+            out.append(self._event([_choice(call, choice, "", size, size, choice.reason)]))
         options = call.request.given.stream_options
         if options is not None and options.include_usage:
             out.append(self._event([], usage=usage_of(call)))
@@ -167,33 +169,33 @@ def _check(request: CompletionsRequest) -> None:
         (request.best_of not in (None, 1), "best_of", "no reply is thrown away: ask for n of them, and choose"),
         (request.n is not None and not 1 <= request.n <= bounds.CHOICES, "n", f"must be 1 to {bounds.CHOICES}"),
     ]
-    for refused, param, why in refusals:
-        if refused:
-            raise unsupported(param, why)
+    for is_refused, param, why in refusals:
+        if is_refused:
+            raise unsupported_error(param, why)
     check_stops(request.stops, "stop")
 
 
-def _prompt(given: Prompt) -> str | tuple[int, ...]:
+def _prompt(prompt: Prompt) -> str | tuple[int, ...]:
     """The one prompt of a request. Raises ApiError 400."""
-    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0] if isinstance(given[0], str) else list(given[0])
-    if not given:
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0] if isinstance(prompt[0], str) else list(prompt[0])
+    if not prompt:
         raise bad_request("prompt: at least one token is needed", param="prompt")
-    if isinstance(given, str):
-        return given
-    tokens = tuple(token for token in given if isinstance(token, int))
-    if len(tokens) != len(given):
-        raise unsupported("prompt", "one prompt a request: send each of several in a request of its own")
+    if isinstance(prompt, str):
+        return prompt
+    tokens = tuple(token for token in prompt if isinstance(token, int))
+    if len(tokens) != len(prompt):
+        raise unsupported_error("prompt", "one prompt a request: send each of several in a request of its own")
     return tokens
 
 
-def _recorded(given: object) -> str | list[int]:
+def _prompt_of(prompt: object) -> str | list[int]:
     """The prompt of a recorded request, of whatever shape an upstream took."""
-    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]
-    if isinstance(given, list) and all(isinstance(token, int) for token in given):
-        return given
-    return given if isinstance(given, str) else match_keys.canonical(given).decode(errors="replace")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+        return prompt
+    return prompt if isinstance(prompt, str) else match_keys.canonical(prompt).decode(errors="replace")
 
 
 def _head(call: WritableCall) -> JsonObject:
@@ -207,16 +209,16 @@ def _head(call: WritableCall) -> JsonObject:
     }
 
 
-def _said(choice: WritableChoice) -> str:
+def _text_of(choice: WritableChoice) -> str:
     return choice.content or ""
 
 
 def _choice(
-    call: WritableCall, choice: WritableChoice, said: str, start: int, end: int, finish: str | None, before: int = 0
+    call: WritableCall, choice: WritableChoice, text: str, start: int, end: int, finish: str | None, before: int = 0
 ) -> JsonObject:
     """What a choice says with its tokens [start, end), behind `before` characters."""
     logprobs = _logprobs(call, choice, start, end, before) if call.request.logprobs and end > start else None
-    return {"index": choice.index, "text": said, "logprobs": logprobs, "finish_reason": finish}
+    return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int, before: int) -> JsonObject:
@@ -230,6 +232,6 @@ def _logprobs(call: WritableCall, choice: WritableChoice, start: int, end: int, 
     tops = None
     if call.request.top_logprobs:
         rivals = choice.tops[start:end] if choice.tops else [()] * (end - start)
-        tops = [{name(id): max(logprob, -9999.0) for id, logprob in others} for others in rivals]
+        tops = [{name(id): max(logprob, -9999.0) for id, logprob in token_rivals} for token_rivals in rivals]
     logprobs = [max(logprob, -9999.0) for logprob in choice.logprobs[start:end]]
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}

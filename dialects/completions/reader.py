@@ -20,13 +20,14 @@ from millrace.schemas.json_values import Json, JsonObject
 class CompletionsReader(DialectReader):
     """`POST /completions`."""
 
-    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
-        said = [
-            AnswerChoice(at, message_of(choice), name(choice.get("finish_reason"))) for at, choice in numbered(found)
+    def answer_in(self, response: Mapping[str, Json]) -> WholeAnswer:
+        answers = [
+            AnswerChoice(at, message_of(choice), name(choice.get("finish_reason")))
+            for at, choice in choices_by_number(response)
         ]
-        return WholeAnswer(name(found.get("id")) or new_id(), said, counts(found))
+        return WholeAnswer(name(response.get("id")) or new_id(), answers, counts(response))
 
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         return AssembledCompletions()
 
 
@@ -35,13 +36,13 @@ def message_of(choice: Mapping[str, Json]) -> Message:
     return {"role": "assistant", "content": text(choice.get("text")) or ""}
 
 
-def numbered(found: Mapping[str, Json]) -> Iterator[tuple[int, Mapping[str, Json]]]:
+def choices_by_number(response: Mapping[str, Json]) -> Iterator[tuple[int, Mapping[str, Json]]]:
     """The choices of a response, the first of each number."""
-    seen = set[int]()
-    for place, choice in enumerate(listed(found.get("choices"))[: bounds.CHOICES]):
+    numbers = set[int]()
+    for place, choice in enumerate(listed(response.get("choices"))[: bounds.CHOICES]):
         at = number(mapping(choice).get("index"), place)
-        if at not in seen:
-            seen.add(at)
+        if at not in numbers:
+            numbers.add(at)
             yield at, mapping(choice)
 
 
@@ -58,24 +59,24 @@ class AssembledCompletions(ReplyEvents):
         self._head |= {key: event[key] for key in ("id", "model") if text(event.get(key))}
         if usage := mapping(event.get("usage")):
             self._head["usage"] = usage_of(usage)
-        good = True
+        is_read = True
         for at, choice in enumerate(listed(event.get("choices"))):
             choice = mapping(choice)
             index = number(choice.get("index"), at)
             if index not in self._said and len(self._said) >= bounds.CHOICES:
-                good = False
+                is_read = False
                 continue
-            said = self._said.setdefault(index, [])
+            pieces = self._said.setdefault(index, [])
             if piece := text(choice.get("text")):
-                said.append(piece)
+                pieces.append(piece)
             self._ends[index] = text(choice.get("finish_reason")) or self._ends.get(index)
             self.closing |= self._ends[index] is not None
-        return good
+        return is_read
 
     def response(self) -> JsonObject:
         choices: list[JsonObject] = [
-            {"index": index, "text": "".join(said), "finish_reason": self.finish or self._ends[index]}
-            for index, said in sorted(self._said.items())
+            {"index": index, "text": "".join(pieces), "finish_reason": self.finish or self._ends[index]}
+            for index, pieces in sorted(self._said.items())
         ]
         if not choices and self.finish is None and not self._head:
             return {}  # no event of a completion came

@@ -70,22 +70,22 @@ class Messages(Dialect):
     @staticmethod
     async def _count(asking: SideRequest) -> bytes:
         """The tokens of a prompt."""
-        counted = await asking.count_tokens(lambda body: ask_of(parse_count(body)), asking.body)
-        return orjson.dumps({"input_tokens": counted})
+        count = await asking.count_tokens(lambda body: ask_of(parse_count(body)), asking.body)
+        return orjson.dumps({"input_tokens": count})
 
     def whole(self, call: WritableCall, choices: Sequence[WritableChoice]) -> bytes:
-        return _whole(call, choices[0], shown=_shows(call))
+        return _write_response(call, choices[0], with_thoughts=_shows(call))
 
     def record(self, call: WritableCall, choice: WritableChoice) -> bytes:
-        return _whole(call, choice, shown=True)
+        return _write_response(call, choice, with_thoughts=True)
 
     def responses(self, call: WritableCall) -> tuple[bytes, list[bytes]]:
         (choice,) = call.choices
-        whole = self.whole(call, [choice])
-        hidden = bool(choice.reasoning) and not _shows(call)
-        return whole, [self.record(call, choice) if hidden else whole]
+        response = self.whole(call, [choice])
+        hides_thoughts = bool(choice.reasoning) and not _shows(call)
+        return response, [self.record(call, choice) if hides_thoughts else response]
 
-    def streamed(self, call: WritableCall) -> ReplyStream:
+    def stream_writer(self, call: WritableCall) -> ReplyStream:
         return MessagesStream(call)
 
     def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
@@ -96,13 +96,13 @@ class Messages(Dialect):
             {"type": "message_start", "message": {**response, "content": [], **dict.fromkeys(end)}}
         ]
         for at, block in enumerate(map(mapping, listed(response.get("content")))):
-            said = {kind: block[part] for kind, part in PIECES.items() if isinstance(block.get(part), str)}
-            begun = {**block, **{PIECES[kind]: "" for kind in said}}
+            pieces = {kind: block[part] for kind, part in PIECES.items() if isinstance(block.get(part), str)}
+            start = {**block, **{PIECES[kind]: "" for kind in pieces}}
             if isinstance(block.get("input"), dict):
-                begun["input"] = {}
-                said["input_json_delta"] = orjson.dumps(block["input"]).decode()
-            events.append({"type": "content_block_start", "index": at, "content_block": begun})
-            for kind, piece in said.items():
+                start["input"] = {}
+                pieces["input_json_delta"] = orjson.dumps(block["input"]).decode()
+            events.append({"type": "content_block_start", "index": at, "content_block": start})
+            for kind, piece in pieces.items():
                 delta = {"type": kind, PIECES[kind]: piece}
                 events.append({"type": "content_block_delta", "index": at, "delta": delta})
             events.append({"type": "content_block_stop", "index": at})
@@ -114,29 +114,29 @@ class Messages(Dialect):
 
     def error(self, error: ApiError) -> bytes:
         kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-        said = str(error)
-        if error.param and not said.startswith(error.param):
-            said = f"{error.param}: {said}"
+        message = str(error)
+        if error.param and not message.startswith(error.param):
+            message = f"{error.param}: {message}"
         details = {"details": {"error_code": NO_THREADS, "unsupported": []}} if error.code == NO_THREADS else {}
-        return orjson.dumps({"type": "error", "error": {"type": kind, "message": said, **details}})
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message, **details}})
 
-    def failed(self, error: ApiError) -> StreamEvent:
+    def failure_event(self, error: ApiError) -> StreamEvent:
         return StreamEvent("error", self.error(error))
 
     def names(self, head: RequestHead) -> tuple[tuple[object, ...], str | None]:
-        named = session_of(head.user_id)
-        return (() if named else (head.user_id,)), named
+        session = session_of(head.user_id)
+        return (() if session else (head.user_id,)), session
 
     def wrote(self, response: Mapping[str, Json]) -> bool:
         return response.get("type") == "message" and isinstance(response.get("content"), list)
 
     def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
-        asked = parse_any(request)
+        parsed_request = parse_any(request)
         parts = [part for block in listed(response.get("content")) if (part := _read(mapping(block))) is not None]
         (reply,) = messages_of([Turn("assistant", parts)])
-        messages = messages_of(turns_of(asked, strict=False), strict=False)
-        stored, behind = to_store(request, asked.thread), previous_message(asked.thread) or ""
-        return RecordedCall(messages, tools_of(asked.tools, strict=False), {0: reply}, stored, behind)
+        messages = messages_of(turns_of(parsed_request, strict=False), strict=False)
+        stored_turn, behind = to_store(request, parsed_request.thread), previous_message(parsed_request.thread) or ""
+        return RecordedCall(messages, tools_of(parsed_request.tools, strict=False), {0: reply}, stored_turn, behind)
 
 
 class MessagesStream(ReplyStream):
@@ -179,7 +179,7 @@ class MessagesStream(ReplyStream):
     def end(self) -> list[StreamEvent]:
         out = self._start()
         self._close(out)
-        reason, stop = _stopped(self._call, self._call.choices[0])
+        reason, stop = _stop_of(self._call, self._call.choices[0])
         delta = {"stop_reason": reason, "stop_sequence": stop}
         out.append(_event("message_delta", delta=delta, usage=_usage(self._call)))
         out.append(_event("message_stop"))
@@ -226,19 +226,19 @@ def _event(kind: str, **fields: object) -> StreamEvent:
 
 
 def _shows(call: WritableCall) -> bool:
-    given = call.request.given
-    return isinstance(given, MessagesRequest) and given.shows_thinking
+    request = call.request.given
+    return isinstance(request, MessagesRequest) and request.shows_thinking
 
 
 def _head(call: WritableCall) -> JsonObject:
     return {"id": call.response_id, "type": "message", "role": "assistant", "model": call.request.model}
 
 
-def _whole(call: WritableCall, choice: WritableChoice, *, shown: bool) -> bytes:
-    reason, stop = _stopped(call, choice)
-    content = [_block(part) for part in choice.parts() if shown or not isinstance(part, Thinking)]
-    ended = {"stop_reason": reason, "stop_sequence": stop}
-    return orjson.dumps({**_head(call), "content": content, **ended, "usage": _usage(call)})
+def _write_response(call: WritableCall, choice: WritableChoice, *, with_thoughts: bool) -> bytes:
+    reason, stop = _stop_of(call, choice)
+    content = [_block(part) for part in choice.parts() if with_thoughts or not isinstance(part, Thinking)]
+    end = {"stop_reason": reason, "stop_sequence": stop}
+    return orjson.dumps({**_head(call), "content": content, **end, "usage": _usage(call)})
 
 
 def _block(part: Part) -> JsonObject:
@@ -283,12 +283,12 @@ def _signature(thoughts: str) -> str:
     return b64encode(blake2b(thoughts.encode(errors="surrogatepass"), digest_size=24).digest()).decode()
 
 
-def _stopped(call: WritableCall, choice: WritableChoice) -> tuple[str, str | None]:
+def _stop_of(call: WritableCall, choice: WritableChoice) -> tuple[str, str | None]:
     """Why a reply ended, and the stop sequence that ended it."""
     if choice.reason == "tool_calls":
         return "tool_use", None
     if choice.reason == "length":
-        return "model_context_window_exceeded" if call.shortened else "max_tokens", None
+        return "model_context_window_exceeded" if call.is_shortened else "max_tokens", None
     if choice.reason == "content_filter":
         return "refusal", None
     if choice.reason == "stop" and isinstance(choice.stop, str):

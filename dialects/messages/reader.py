@@ -12,7 +12,7 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
-from millrace.dialects.messages.threads import flattened, for_record
+from millrace.dialects.messages.threads import flatten, for_record
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
 from millrace.dialects.stored_responses import Recall
@@ -31,8 +31,8 @@ PIECES = {
     "input_json_delta": INPUT,
 }
 """the field of each kind of delta that adds to a text, by its type"""
-SILENT = "citations_delta"
-NOTHING = b'{"messages":[]}'
+CITATIONS = "citations_delta"
+EMPTY_REQUEST = b'{"messages":[]}'
 
 
 class MessagesReader(DialectReader):
@@ -40,22 +40,22 @@ class MessagesReader(DialectReader):
 
     told_in = "content"
 
-    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
-        usage, reason = mapping(found.get("usage")), name(found.get("stop_reason"))
-        read, written = (number(usage.get(f"cache_{what}_input_tokens")) for what in ("read", "creation"))
-        prompt = number(number(usage.get("input_tokens")) + read + written)
+    def answer_in(self, response: Mapping[str, Json]) -> WholeAnswer:
+        usage, reason = mapping(response.get("usage")), name(response.get("stop_reason"))
+        read, creation = (number(usage.get(f"cache_{kind}_input_tokens")) for kind in ("read", "creation"))
+        prompt = number(number(usage.get("input_tokens")) + read + creation)
         counts = (prompt, number(usage.get("output_tokens")), read)
-        message = self.dialect.read(NOTHING, found).replies[0]
-        return single(name(found.get("id")) or new_id(), message, FINISH.get(reason or "", reason), counts)
+        message = self.dialect.read(EMPTY_REQUEST, response).replies[0]
+        return single(name(response.get("id")) or new_id(), message, FINISH.get(reason or "", reason), counts)
 
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         return AssembledMessages()
 
     def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
         return for_record(body, recall()) if b"previous_message_id" in body else None
 
-    def flattened(self, body: bytes) -> bytes:
-        return flattened(body)
+    def flatten(self, body: bytes) -> bytes:
+        return flatten(body)
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class AssembledMessages(ReplyEvents):
         match event.get("type"):
             case "message_start":
                 self._head = dict(mapping(event.get("message")))
-                if counted := mapping(self._head.get("usage")):  # of a reply that is still to come it counts nothing
-                    self._head["usage"] = {name: count for name, count in counted.items() if name != "output_tokens"}
+                if counts := mapping(self._head.get("usage")):  # of a reply that is still to come it counts nothing
+                    self._head["usage"] = {name: count for name, count in counts.items() if name != "output_tokens"}
             case "content_block_start":
                 return self._begin(event.get("index"), event.get("content_block"))
             case "content_block_delta":
@@ -112,7 +112,7 @@ class AssembledMessages(ReplyEvents):
 
     def _piece(self, index: object, delta: Mapping[str, Json]) -> bool:
         kind = delta.get("type")
-        if kind == SILENT:
+        if kind == CITATIONS:
             return True
         part = PIECES.get(kind, "") if isinstance(kind, str) else ""
         piece = delta.get(part)
@@ -128,26 +128,26 @@ class AssembledMessages(ReplyEvents):
             return {}  # no event of a message came
         room, content = bounds.VALUES, list[JsonObject]()
         for parts in sorted(self._blocks, key=lambda parts: parts.index):
-            block, said = parts.block, {part: "".join(pieces) for part, pieces in parts.pieces.items()}
-            room -= sum(said.get(INPUT, "").count(mark) for mark in ",:{[") + 1
-            content.append(_whole(block, said, room >= 0))
+            block, texts = parts.block, {part: "".join(pieces) for part, pieces in parts.pieces.items()}
+            room -= sum(texts.get(INPUT, "").count(mark) for mark in ",:{[") + 1
+            content.append(_fill_block(block, texts, room >= 0))
         reason = self.finish or self._end.get("stop_reason")
         head = {"type": "message", "role": "assistant", **self._head, **self._end}
         return {**head, "type": "message", "content": content, "stop_reason": reason}
 
 
-def _whole(block: JsonObject, said: dict[str, str], room: bool) -> JsonObject:
+def _fill_block(block: JsonObject, texts: dict[str, str], room: bool) -> JsonObject:
     """A block with the pieces that came for it; the input of a tool as text where there is no `room` for its values."""
     out = dict(block)
-    if written := said.pop(INPUT, ""):
-        out["input"] = _input(written) if room else written
-    for part, piece in said.items():
+    if input_text := texts.pop(INPUT, ""):
+        out["input"] = _input(input_text) if room else input_text
+    for part, piece in texts.items():
         out[part] = (text(block.get(part)) or "") + piece
     return out
 
 
-def _input(said: str) -> Json:
+def _input(input_text: str) -> Json:
     try:
-        return said if shape.unwieldy(said) else orjson.loads(said)
+        return input_text if shape.unwieldy(input_text) else orjson.loads(input_text)
     except orjson.JSONDecodeError:
-        return said
+        return input_text

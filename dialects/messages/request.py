@@ -16,10 +16,10 @@ import msgspec
 import orjson
 
 from millrace.dialects import shape
-from millrace.dialects.common import decoded
+from millrace.dialects.common import decode_request
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Kind,
     Part,
     ReplyShape,
@@ -28,11 +28,11 @@ from millrace.dialects.conversation import (
     ToolResult,
     ToolUse,
     Turn,
-    check_served,
     check_stops,
+    check_support,
     media,
     schema_of,
-    unsupported,
+    unsupported_error,
 )
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.media import of_messages
@@ -47,11 +47,11 @@ Content = str | list[dict[str, Any]]
 MEDIA: dict[Any, Kind] = {"image": "image", "document": "file"}
 BILLING = "x-anthropic-billing-header:"
 """begins a block of Claude Code's system text that is meant for the API and changes with each of its versions"""
-HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")
+HOSTED_PREFIXES = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_")
 """how the kinds of tools begin that Anthropic runs itself: no model of ours is shown one"""
 NO_THREADS = "thread_unsupported_request"
 """the code by which Anthropic's clients go on without threads"""
-SHOWN = ("enabled", "adaptive", "between_tools")
+SHOWN_KINDS = ("enabled", "adaptive", "between_tools")
 
 
 class TurnIn(msgspec.Struct):
@@ -109,8 +109,8 @@ class MessagesRequest(CountRequest, kw_only=True):
     @property
     def shows_thinking(self) -> bool:
         """Whether the client asked for the thoughts."""
-        given = self.thinking or {}
-        return given.get("type") in SHOWN and given.get("display") != "omitted"
+        settings = self.thinking or {}
+        return settings.get("type") in SHOWN_KINDS and settings.get("display") != "omitted"
 
 
 _decoder = msgspec.json.Decoder(MessagesRequest)
@@ -120,19 +120,19 @@ _any_decoder = msgspec.json.Decoder(AnyMessages)
 
 def parse_messages(body: bytes) -> MessagesRequest:
     """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
-    request: MessagesRequest = decoded(_decoder, body)
+    request: MessagesRequest = decode_request(_decoder, body)
     return request
 
 
 def parse_count(body: bytes) -> CountRequest:
     """The same for a request to count tokens."""
-    request: CountRequest = decoded(_count_decoder, body)
+    request: CountRequest = decode_request(_count_decoder, body)
     return request
 
 
 def parse_any(body: bytes) -> AnyMessages:
     """The little that any request must have. Raises ApiError 400."""
-    request: AnyMessages = decoded(_any_decoder, body)
+    request: AnyMessages = decode_request(_any_decoder, body)
     return request
 
 
@@ -140,8 +140,8 @@ def ask_of(request: CountRequest) -> Ask:
     """What a request asks. Raises ApiError 400 for what is not served."""
     if isinstance(request, MessagesRequest) and request.thread:
         # Before anything else: by this code clients send the whole conversation instead.
-        said = "thread: is not supported: send the full conversation without it"
-        raise bad_request(said, param="thread", code=NO_THREADS)
+        message = "thread: is not supported: send the full conversation without it"
+        raise bad_request(message, param="thread", code=NO_THREADS)
     ask = Ask(
         model=request.model,
         turns=turns_of(request),
@@ -151,10 +151,10 @@ def ask_of(request: CountRequest) -> Ask:
         output=_output(request),
         parallel=not (request.tool_choice or {}).get("disable_parallel_tool_use"),
         given=request,
-        hosted=hosted(request.tools),
+        hosted=hosted_places(request.tools),
     )
     _check(request)
-    check_served(ask)
+    check_support(ask)
     if not isinstance(request, MessagesRequest):
         return ask
     _check_more(request)
@@ -173,10 +173,10 @@ def session_of(user: Any) -> str | None:
     if not isinstance(user, str) or not user.startswith("{") or shape.unwieldy(user):
         return None
     try:
-        found = orjson.loads(user)
+        fields = orjson.loads(user)
     except orjson.JSONDecodeError:
         return None
-    session = found.get("session_id") if isinstance(found, dict) else None
+    session = fields.get("session_id") if isinstance(fields, dict) else None
     return session if isinstance(session, str) and session else None
 
 
@@ -189,33 +189,35 @@ def _check(request: CountRequest) -> None:
             param="messages",
         )
     if request.mcp_servers:
-        raise unsupported("mcp_servers", "the gateway calls no tools")
+        raise unsupported_error("mcp_servers", "the gateway calls no tools")
     edits = (request.context_management or {}).get("edits") or []
     for edit in edits if isinstance(edits, list) else [edits]:
-        given = edit if isinstance(edit, dict) else {}
-        if not str(given.get("type")).startswith("clear_thinking") or given.get("keep") != "all":
-            raise unsupported("context_management", "only thoughts can be asked for, all of them: nothing is cleared")
+        fields = edit if isinstance(edit, dict) else {}
+        if not str(fields.get("type")).startswith("clear_thinking") or fields.get("keep") != "all":
+            raise unsupported_error(
+                "context_management", "only thoughts can be asked for, all of them: nothing is cleared"
+            )
 
 
 def _check_more(request: MessagesRequest) -> None:
     check_stops(request.stop_sequences or (), "stop_sequences")
     for param in ("container", "compaction", "fallbacks"):
         if getattr(request, param):
-            raise unsupported(param, "is not supported")
+            raise unsupported_error(param, "is not supported")
 
 
-def _choice(given: dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
-    kind = (given or {}).get("type", "auto")
+def _choice(choice: dict[str, Any] | None) -> Literal["auto", "none"] | ForcedCalls:
+    kind = (choice or {}).get("type", "auto")
     if kind == "none":
         return "none"
     if kind == "auto":
         return "auto"
     if kind == "any":
-        return Forced()
-    name = (given or {}).get("name")
+        return ForcedCalls()
+    name = (choice or {}).get("name")
     if kind != "tool" or not isinstance(name, str):
-        raise unsupported("tool_choice", "auto, none, any, or a tool by its name")
-    return Forced((name,))
+        raise unsupported_error("tool_choice", "auto, none, any, or a tool by its name")
+    return ForcedCalls((name,))
 
 
 def _output(request: CountRequest) -> ReplyShape | None:
@@ -226,39 +228,39 @@ def _output(request: CountRequest) -> ReplyShape | None:
         if form is None:
             continue
         if not isinstance(form, dict) or form.get("type") != "json_schema":
-            raise unsupported(param, "a format is a json_schema")
+            raise unsupported_error(param, "a format is a json_schema")
         return ReplyShape(param, schema_of(form.get("schema"), param), strict=True)
     return None
 
 
 def tools_of(tools: list[dict[str, Any]] | None, *, strict: bool = True) -> Tools:
-    """The tools as templates want them, so that clients of either API offer the same ones; those that are `hosted` are
+    """The tools as templates want them, so that clients of either API offer the same ones; those of `hosted_places` are
     not among them. Raises ApiError 400; not `strict`: tools that no model of ours could call stay as they are."""
     if not strict:
         try:
             return tools_of(tools)
         except ApiError:
-            return [_as_called(tool) for tool in tools or ()]
+            return [_to_function(tool) for tool in tools or ()]
     return [_tool(tool, at) for at, tool in enumerate(tools or ()) if not _is_hosted(tool)] or None
 
 
 def _strict(tools: list[dict[str, Any]] | None) -> frozenset[str]:
     """Names of the tools that are said to be strict."""
-    named = [tool for tool in tools or () if tool.get("strict") is True and isinstance(tool.get("name"), str)]
-    return frozenset(tool["name"] for tool in named)
+    strict_tools = [tool for tool in tools or () if tool.get("strict") is True and isinstance(tool.get("name"), str)]
+    return frozenset(tool["name"] for tool in strict_tools)
 
 
-def hosted(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
+def hosted_places(tools: list[dict[str, Any]] | None) -> tuple[str, ...]:
     """Places of tools that only Anthropic could run."""
     return tuple(f"tools.{at}" for at, tool in enumerate(tools or ()) if _is_hosted(tool))
 
 
 def _is_hosted(tool: dict[str, Any]) -> bool:
     kind = tool.get("type")
-    return isinstance(kind, str) and kind.startswith(HOSTED)
+    return isinstance(kind, str) and kind.startswith(HOSTED_PREFIXES)
 
 
-def _as_called(tool: dict[str, Any]) -> dict[str, Any]:
+def _to_function(tool: dict[str, Any]) -> dict[str, Any]:
     try:
         return _tool(tool, 0)
     except ApiError:
@@ -267,11 +269,11 @@ def _as_called(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _tool(tool: dict[str, Any], at: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
-        raise unsupported(f"tools.{at}", f"only custom tools are supported, not {tool['type']!r}")
+        raise unsupported_error(f"tools.{at}", f"only custom tools are supported, not {tool['type']!r}")
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")
     if not isinstance(name, str) or not isinstance(schema, dict):
         raise bad_request(f"tools.{at}: a tool has a name and an input_schema", param=f"tools.{at}")
-    function: dict[str, Any] = {"name": _named(name, f"tools.{at}")}
+    function: dict[str, Any] = {"name": _check_name(name, f"tools.{at}")}
     if description is not None:
         if not isinstance(description, str):
             raise bad_request(f"tools.{at}.description: is no text", param=f"tools.{at}")
@@ -306,13 +308,13 @@ def _parts(content: Content, place: str, gap: str, strict: bool) -> list[Part]:
         if isinstance(part, Text):
             texts.append(part.text)
         elif part is not None:
-            parts += _joined(texts, gap)
+            parts += _join(texts, gap)
             texts.clear()
             parts.append(part)
-    return [*parts, *_joined(texts, gap)]
+    return [*parts, *_join(texts, gap)]
 
 
-def _joined(texts: Sequence[str], gap: str) -> list[Part]:
+def _join(texts: Sequence[str], gap: str) -> list[Part]:
     return [Text(gap.join(texts))] if texts else []
 
 
@@ -328,9 +330,9 @@ def _part(block: dict[str, Any], place: str, strict: bool) -> Part | None:
             return None
         case "tool_use":
             id, name = _string(block, "id", place), _string(block, "name", place)
-            return ToolUse(_named(id, place), _named(name, place), arguments_of(block.get("input")))
+            return ToolUse(_check_name(id, place), _check_name(name, place), arguments_of(block.get("input")))
         case "tool_result":
-            id = _named(_string(block, "tool_use_id", place), place)
+            id = _check_name(_string(block, "tool_use_id", place), place)
             return ToolResult(id, _result(block.get("content"), place, strict))
         case _:
             return media(MEDIA, kind, place, of_messages(block))
@@ -362,23 +364,23 @@ def _no_text(kind: Any, place: str) -> ApiError:
 
 
 def _string(block: dict[str, Any], field: str, place: str) -> str:
-    found = block.get(field)
-    if not isinstance(found, str):
+    value = block.get(field)
+    if not isinstance(value, str):
         raise bad_request(f"{place}.{field}: a text is required", param=place)
-    return found
+    return value
 
 
-def _named(name: str, place: str) -> str:
+def _check_name(name: str, place: str) -> str:
     if len(name) > bounds.NAME_BYTES // 4 and len(name.encode(errors="surrogatepass")) > bounds.NAME_BYTES:
         raise bad_request(f"{place}: A name is longer than {bounds.NAME_BYTES} bytes", param=place)
     return name
 
 
-def arguments_of(given: Any) -> str:
+def arguments_of(value: Any) -> str:
     """A tool's input as text. Text stands for a model's input that is no JSON, which was given to the client so."""
-    if isinstance(given, str):
-        return given
+    if isinstance(value, str):
+        return value
     try:
-        return orjson.dumps({} if given is None else given).decode()
+        return orjson.dumps({} if value is None else value).decode()
     except TypeError:  # an integer of more than 64 bits
-        return json.dumps(given, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)

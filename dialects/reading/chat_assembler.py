@@ -53,27 +53,27 @@ class ChoiceParts:
 
     def take(self, delta: Mapping[str, Json]) -> bool:
         """One more piece; whether all of it could be read."""
-        said = {name: value for name, value in delta.items() if name != "tool_calls"}
-        given, good = delta.get("content"), True
-        if not isinstance(given, str | None):
-            said["content"] = content(given)
-            if thoughts := thinking(given):
-                good = self.fields.take({"reasoning_content": thoughts})
-        good &= self.fields.take(said)
+        fields = {name: value for name, value in delta.items() if name != "tool_calls"}
+        text_or_parts, is_read = delta.get("content"), True
+        if not isinstance(text_or_parts, str | None):
+            fields["content"] = content(text_or_parts)
+            if thoughts := thinking(text_or_parts):
+                is_read = self.fields.take({"reasoning_content": thoughts})
+        is_read &= self.fields.take(fields)
         if "tool_calls" not in delta:  # as in most
-            return good
+            return is_read
         calls = listed(delta["tool_calls"])
         unread = sum(not self._call(call) for call in calls[: bounds.CALLS])
-        return good and unread == 0 and len(calls) <= bounds.CALLS
+        return is_read and unread == 0 and len(calls) <= bounds.CALLS
 
-    def _call(self, given: object) -> bool:
-        given = mapping(given)
-        function = mapping(given.get("function")) or mapping(given.get("custom"))
-        index = at if isinstance(at := given.get("index"), int) else None
-        id, name = text(given.get("id")) or "", text(function.get("name")) or ""
+    def _call(self, fields: object) -> bool:
+        fields = mapping(fields)
+        function = mapping(fields.get("function")) or mapping(fields.get("custom"))
+        index = at if isinstance(at := fields.get("index"), int) else None
+        id, name = text(fields.get("id")) or "", text(function.get("name")) or ""
         arguments = function.get("arguments", function.get("input"))
         call = self._by_id.get((index, id)) or self._open.get(index)
-        if call is None or _begins(call, id, name, arguments, placed=index is not None):
+        if call is None or _begins(call, id, name, arguments, has_index=index is not None):
             if len(self.calls) >= bounds.CALLS:
                 return False
             call = CallParts(self.calls[-1].index if index is None and self.calls else index or 0)
@@ -103,17 +103,17 @@ class ChoiceParts:
         return out
 
 
-def _begins(call: CallParts, id: str, name: str, arguments: object, *, placed: bool) -> bool:
+def _begins(call: CallParts, id: str, name: str, arguments: object, *, has_index: bool) -> bool:
     """Whether a piece of these values begins another call than the last one of its index, or of all where it is not
-    `placed` at an index."""
+    `has_index` at an index."""
     if id and id == call.id:
         return False
-    if id and not placed:
+    if id and not has_index:
         return True
     if id and call.id:
         return bool(name)  # some servers give each piece of a call an id of its own, and none but the first a name
-    said = arguments not in (None, "")
-    return bool(name and call.name and said) and (call.is_whole() or (name != call.name and not placed))
+    has_arguments = arguments not in (None, "")
+    return bool(name and call.name and has_arguments) and (call.is_whole() or (name != call.name and not has_index))
 
 
 def usage_of(usage: Mapping[str, Json]) -> JsonObject:
@@ -136,7 +136,7 @@ class AssembledStream(ReplyEvents):
         if usage := mapping(event.get("usage")):
             self._head["usage"] = usage_of(usage)
         choices = listed(event.get("choices"))
-        good = len(choices) <= bounds.CHOICES
+        is_read = len(choices) <= bounds.CHOICES
         for at, choice in enumerate(choices[: bounds.CHOICES]):
             choice = mapping(choice)
             index = number(choice.get("index"), at)
@@ -145,10 +145,10 @@ class AssembledStream(ReplyEvents):
                 if len(self._choices) >= bounds.CHOICES:
                     return False
                 parts = self._choices[index] = ChoiceParts()
-            good &= parts.take(mapping(choice.get("delta")))
+            is_read &= parts.take(mapping(choice.get("delta")))
             parts.finish = text(choice.get("finish_reason")) or parts.finish
             self.closing |= parts.finish is not None
-        return good
+        return is_read
 
     def response(self) -> JsonObject:
         choices: list[JsonObject] = [

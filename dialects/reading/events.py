@@ -16,10 +16,10 @@ from millrace.schemas.json_values import JsonObject
 
 LARGEST = 8 << 20
 """bytes of an upstream's reply that are kept; a longer one passes and is not captured whole"""
-DONE = b"[DONE]"
+END_MARK = b"[DONE]"
 """the data of the event with which streams of OpenAI's older APIs end"""
 NO_WORDS = "an error without a message"
-OTHERS = (b":", b"event:", b"id:", b"retry:")
+SKIPPED_FIELDS = (b":", b"event:", b"id:", b"retry:")
 """how lines of events begin that say nothing of a reply"""
 
 
@@ -77,9 +77,9 @@ class ReplyEvents(ABC):
     def _line(self, line: bytes) -> None:
         data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:"):
-            if not line.startswith(OTHERS):
+            if not line.startswith(SKIPPED_FIELDS):
                 self.unread_bytes += len(data)
-        elif data == DONE:
+        elif data == END_MARK:
             self.closing = True
         elif data and not self._event(data):
             self._pass_over(len(data))

@@ -92,7 +92,7 @@ def _value(raw: msgspec.Raw) -> Json:
         return None
 
 
-def renamed(body: bytes, model: str) -> bytes:
+def rename_model(body: bytes, model: str) -> bytes:
     """A request for another model: the text of every other value stays as it is. Raises ApiError 400 for what is no
     JSON object."""
     try:
@@ -102,7 +102,7 @@ def renamed(body: bytes, model: str) -> bytes:
     return msgspec.json.encode({**members, "model": model})
 
 
-def _real(given: object) -> float:
-    if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300 and math.isfinite(given):
-        return float(given)
+def _real(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and math.isfinite(value):
+        return float(value)
     return 1.0

@@ -27,57 +27,57 @@ class Pieces:
 
     def take(self, fields: Mapping[str, Json]) -> bool:
         """One more piece of each of these fields; whether all of them found room."""
-        good = True
+        has_room = True
         for name, value in fields.items():
             if value is not None:
-                good &= (name in self._fields or len(self._fields) < FIELDS) and self._take(name, value)
-        return good
+                has_room &= (name in self._fields or len(self._fields) < FIELDS) and self._take(name, value)
+        return has_room
 
     def _take(self, name: str, value: Json) -> bool:
         match value, self._fields.get(name):
             case str(), _ if name in LASTING:
                 if value or name not in self._fields:
                     self._fields[name] = value
-            case str(), _Text() as held:
-                held.append(value)
+            case str(), _Text() as field:
+                field.append(value)
             case str(), _:
                 self._fields[name] = _Text([value])
-            case list(), held:
+            case list(), field:
                 size = _values(value)
-                shared = self._outer or self
-                if size > shared.room:
+                owner = self._outer or self
+                if size > owner.room:
                     return False
-                shared.room -= size
-                if type(held) is not list:
-                    held = self._fields[name] = []
-                held += value
-            case dict(), Pieces() as held:
-                return held.take(value)
+                owner.room -= size
+                if type(field) is not list:
+                    field = self._fields[name] = []
+                field += value
+            case dict(), Pieces() as field:
+                return field.take(value)
             case dict(), _ if self._outer is None:
-                held = self._fields[name] = Pieces(self)
-                return held.take(value)
+                field = self._fields[name] = Pieces(self)
+                return field.take(value)
             case _:
                 self._fields[name] = value
         return True
 
     def whole(self) -> JsonObject:
         """The fields as far as they came."""
-        return {name: _whole(value) for name, value in self._fields.items()}
+        return {name: _to_json(value) for name, value in self._fields.items()}
 
 
 class _Text(list[str]):
     """Pieces of one text."""
 
 
-def _whole(value: Json | Pieces) -> Json:
+def _to_json(value: Json | Pieces) -> Json:
     if isinstance(value, _Text):
         return "".join(value)
     return value.whole() if isinstance(value, Pieces) else value
 
 
-def _values(given: list[Json]) -> int:
+def _values(items: list[Json]) -> int:
     """How many values a list holds, on all levels."""
-    count, rest = 0, list[Json](given)
+    count, rest = 0, list[Json](items)
     while rest:
         value = rest.pop()
         count += 1

@@ -18,7 +18,7 @@ from millrace.dialects import match_keys, shape
 from millrace.dialects.answers import AnswerChoice, WholeAnswer, bytes_in
 from millrace.dialects.reading.events import LARGEST, ReplyEvents
 from millrace.dialects.rendering.base import Message, Tools
-from millrace.dialects.stored_responses import Given, Recall, StoredResponse
+from millrace.dialects.stored_responses import Recall, StoredRequest, StoredResponse
 from millrace.schemas.json_values import Json
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class RecordedCall(NamedTuple):
     messages: list[Message]
     tools: Tools
     replies: dict[int, Message]
-    stored: Given | None = None
+    stored: StoredRequest | None = None
     behind: str = ""
 
 
@@ -55,7 +55,7 @@ class ReadRequest(NamedTuple):
 
     messages: list[Message]
     digests: list[bytes]
-    stored: Given | None = None
+    stored: StoredRequest | None = None
 
 
 class NamedBefore(NamedTuple):
@@ -73,7 +73,7 @@ class ReadAnswer:
 
     def __init__(self, answer: WholeAnswer, before: bytes, told: object = None) -> None:
         self.answer = answer
-        self.digests = [match_keys.extend(before, said.message) for said in answer.choices]
+        self.digests = [match_keys.extend(before, choice.message) for choice in answer.choices]
         self._told = told
 
     @cached_property
@@ -98,26 +98,26 @@ class DialectReader(ABC):
         return self.dialect.path.removeprefix(ROOT)
 
     @abstractmethod
-    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
+    def answer_in(self, response: Mapping[str, Json]) -> WholeAnswer:
         """The answer in a response's fields."""
 
     @abstractmethod
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         """What puts a streamed answer together."""
 
-    def asked(self, body: bytes, *, whole: bool = True) -> ReadRequest:
-        """Raises ApiError or ValueError for a request that nobody here understands. Not `whole`: what it names stands
-        before its messages, and is not known."""
-        said = self.dialect.read(body, NO_ANSWER)
-        behind = None if whole else said.behind
-        return ReadRequest(said.messages, match_keys.chain(said.messages, said.tools, behind), said.stored)
+    def read_request(self, body: bytes, *, is_whole: bool = True) -> ReadRequest:
+        """Raises ApiError or ValueError for a request that nobody here understands. Not `is_whole`: what it names
+        stands before its messages, and is not known."""
+        call = self.dialect.read(body, NO_ANSWER)
+        behind = None if is_whole else call.behind
+        return ReadRequest(call.messages, match_keys.chain(call.messages, call.tools, behind), call.stored)
 
     def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
         """What a request names of what was said before, of all that its caller may name; None where it names nothing,
         or cannot be read. Raises ApiError for what another caller was told."""
         return None
 
-    def flattened(self, body: bytes) -> bytes:
+    def flatten(self, body: bytes) -> bytes:
         """A whole request of what `named` gives, for an upstream that has nothing of what it names."""
         return body
 
@@ -128,8 +128,8 @@ class DialectReader(ABC):
         try:
             if shape.unwieldy(body) and shape.unwieldy(body := self.lighter(body)):
                 return None
-            found = orjson.loads(body)
-            return self.read(found, before) if isinstance(found, dict) else None
+            response = orjson.loads(body)
+            return self.read(response, before) if isinstance(response, dict) else None
         except ValueError:
             return None
         except Exception:  # it is read from a copy: whatever it holds, its caller has it
@@ -140,17 +140,17 @@ class DialectReader(ABC):
         """An answer of too many values without those that nobody reads. Raises ValueError for what is no text."""
         return body
 
-    def read(self, found: Mapping[str, Json], before: bytes) -> ReadAnswer | None:
+    def read(self, response: Mapping[str, Json], before: bytes) -> ReadAnswer | None:
         """What a response says; None for what is none of this API."""
-        if self._writer(found) is not self.dialect:
+        if self._writer(response) is not self.dialect:
             return None
-        return ReadAnswer(self.understood(found), before, found.get(self.told_in))
+        return ReadAnswer(self.answer_in(response), before, response.get(self.told_in))
 
     def whole(self, events: ReplyEvents, before: bytes) -> tuple[bytes, ReadAnswer | None]:
         """The response that a stream amounts to, and what it says; None for what is none of this API."""
         try:
-            found = events.response()
-            return orjson.dumps(found), self.read(found, before)
+            response = events.response()
+            return orjson.dumps(response), self.read(response, before)
         except Exception:  # as in `answer`
             logger.exception("a stream of %s cannot be put together", self.dialect.name)
             return orjson.dumps(NO_ANSWER), None

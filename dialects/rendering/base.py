@@ -1,6 +1,6 @@
 """The rendering seam: messages to token ids, stored ids to the next prompt, sampled ids to a message.
 
-Invariants: `render` and `told` alone tokenize whole conversations; `bridge` never changes an id that was stored, it
+Invariants: `render` and `conversation_ids` alone tokenize whole conversations; `bridge` never changes a stored id, it
 only says what comes after, or refuses with the reason; a parser fed token by token gives the same reply as one fed at
 once."""
 
@@ -133,21 +133,21 @@ class Renderer(ABC):
         """The prompt of a conversation, ready for the next reply. Raises RenderError."""
 
     @abstractmethod
-    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def conversation_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """The conversation with its last reply in, asking for no other. Raises RenderError."""
 
     @abstractmethod
     def bridge(
         self,
-        stored: Sequence[int],
+        stored_ids: Sequence[int],
         past: Sequence[Message],
-        new: Sequence[Message],
+        additions: Sequence[Message],
         tools: Tools,
         options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
-        """The ids between `stored` (a prompt and its reply, as sampled) and the next reply.
+        """The ids between `stored_ids` (a prompt and its reply, as sampled) and the next reply.
 
-        `past` are the messages behind `stored`, the reply last; `new` what the client added."""
+        `past` are the messages behind `stored_ids`, the reply last; `additions` what the client added."""
 
     @abstractmethod
     def reads(self, options: Options) -> Options:
@@ -158,7 +158,7 @@ class Renderer(ABC):
         """A parser for one reply to `prompt`; text is cut before the first of the `stop` strings."""
 
     @abstractmethod
-    def plain(self, stop: Sequence[str] = ()) -> Parser:
+    def plain_parser(self, stop: Sequence[str] = ()) -> Parser:
         """A parser for a reply to a prompt that no template wrote: all of it is text."""
 
     @abstractmethod

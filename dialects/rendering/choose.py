@@ -14,7 +14,7 @@ from pathlib import Path
 from renderers.base import MODEL_RENDERER_MAP
 
 from millrace.dialects.rendering.base import Message, Renderer, RenderError
-from millrace.dialects.rendering.package import PackagedRenderer, known
+from millrace.dialects.rendering.package import PackagedRenderer, has_renderer
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import ConfigError
@@ -31,7 +31,7 @@ TOOLS = [
 SYSTEM: Message = {"role": "system", "content": "Be brief."}
 USER: Message = {"role": "user", "content": "What is 3 + 4?"}
 ANSWER: Message = {"role": "assistant", "content": "It is 7."}
-THOUGHT: Message = {"role": "assistant", "content": "It is 7.", "reasoning_content": "3 + 4 = 7"}
+THOUGHTS: Message = {"role": "assistant", "content": "It is 7.", "reasoning_content": "3 + 4 = 7"}
 CALL: Message = {
     "role": "assistant",
     "content": "I add.",
@@ -42,15 +42,15 @@ TOOL: Message = {"role": "tool", "tool_call_id": "a", "name": "f", "content": "7
 PROBES: list[list[Message]] = [
     [USER],
     [SYSTEM, USER, ANSWER, USER],
-    [USER, THOUGHT, USER],
+    [USER, THOUGHTS, USER],
     [SYSTEM, USER, CALL, TOOL, TOOL],
-    [USER, CALL, TOOL, THOUGHT, USER],
+    [USER, CALL, TOOL, THOUGHTS, USER],
 ]
 
 
 def check(name: str, where: str = "[gateway]") -> None:
     """Raises ConfigError for a renderer that there is not. `where`: the section of the settings that names it."""
-    if name not in ("auto", "template") and not known(name):
+    if name not in ("auto", "template") and not has_renderer(name):
         raise ConfigError(
             f"{where} renderer {name!r} is not supported: use auto, template or one of "
             + ", ".join(sorted(set(MODEL_RENDERER_MAP.values())))
@@ -74,7 +74,7 @@ def choose(
     if name == "template" or family is None:
         return template
     try:
-        packaged = PackagedRenderer(
+        renderer = PackagedRenderer(
             tokenizer,
             family,
             tokenizer_hash=template.tokenizer_hash,
@@ -86,10 +86,10 @@ def choose(
             raise
         logger.warning("rendering by the model's own template: %s", error)
         return template
-    if name == "auto" and (differs := _differs(packaged, template)):
+    if name == "auto" and (differs := _differs(renderer, template)):
         logger.warning("rendering by the model's own template, not by renderer %r, which %s", family, differs)
         return template
-    return packaged
+    return renderer
 
 
 def _family(folder: Path) -> str | None:
@@ -101,11 +101,11 @@ def _family(folder: Path) -> str | None:
 
 
 def _json(path: Path) -> JsonObject:
-    found: JsonObject = json.loads(path.read_bytes()) if path.is_file() else {}
-    return found
+    settings: JsonObject = json.loads(path.read_bytes()) if path.is_file() else {}
+    return settings
 
 
-def _differs(packaged: PackagedRenderer, template: TemplateRenderer) -> str | None:
+def _differs(renderer: PackagedRenderer, template: TemplateRenderer) -> str | None:
     """What the package does otherwise than the template; None where it writes the very same. It may write more: a
     conversation that the template refuses says nothing."""
     for probe, tools in product(PROBES, (None, TOOLS)):
@@ -115,7 +115,7 @@ def _differs(packaged: PackagedRenderer, template: TemplateRenderer) -> str | No
         except RenderError:
             continue
         try:
-            if packaged.render(probe, tools) != want:
+            if renderer.render(probe, tools) != want:
                 return f"writes {roles} otherwise"
         except RenderError as error:
             return f"refuses {roles}: {error}"

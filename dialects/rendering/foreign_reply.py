@@ -22,7 +22,7 @@ ENDLESS = "the model's form does not end the reply with one token of its own"
 MISREAD = "written in the model's form, it does not read as what was said"
 
 
-class Spoken(NamedTuple):
+class Speech(NamedTuple):
     """The ids of a prompt, and of the reply to it, the token that ends it included."""
 
     prompt: list[int]
@@ -33,29 +33,29 @@ class Unspoken(Exception):
     """A reply has no tokens that the model would sample for it; says why."""
 
 
-def spoken(renderer: Renderer, messages: Sequence[Message], reply: Message, tools: Tools) -> Spoken:
+def speech_of(renderer: Renderer, messages: Sequence[Message], reply: Message, tools: Tools) -> Speech:
     """The tokens of `reply` to `messages`. Raises Unspoken with one of the reasons above.
 
     Thoughts that the form does not write are left out; they alone."""
     try:
         prompt = renderer.render(messages, tools)
-        whole = renderer.told([*messages, reply], tools)
+        conversation = renderer.conversation_ids([*messages, reply], tools)
     except PromptTooLong:
         raise Unspoken(TOO_LONG) from None
     except RenderError:
         raise Unspoken(UNWRITTEN) from None
-    if whole[: len(prompt)] != prompt:
+    if conversation[: len(prompt)] != prompt:
         raise Unspoken(REWRITTEN)
-    behind = whole[len(prompt) :]
+    behind = conversation[len(prompt) :]
     ends = [at for at, id in enumerate(behind) if id in renderer.stop_ids]
     if not ends or _says(renderer, behind[ends[0] :]):
         raise Unspoken(ENDLESS)
-    said = behind[: ends[0] + 1]
+    reply_ids = behind[: ends[0] + 1]
     parser = renderer.parser(prompt, tools)
-    parser.whole(said)
-    if not _same(reply, parser.reply):
+    parser.whole(reply_ids)
+    if not _matches(reply, parser.reply):
         raise Unspoken(MISREAD)
-    return Spoken(prompt, said)
+    return Speech(prompt, reply_ids)
 
 
 def _says(renderer: Renderer, ids: Sequence[int]) -> bool:
@@ -64,15 +64,15 @@ def _says(renderer: Renderer, ids: Sequence[int]) -> bool:
     return bool("".join(renderer.text(id) for id in ids if id not in renderer.stop_ids).strip())
 
 
-def _same(given: Message, read: ParsedReply) -> bool:
+def _matches(message: Message, read: ParsedReply) -> bool:
     """Whether what was read is what was given. White space at the ends belongs to a form, as does that of arguments."""
     calls = [
-        (call["function"]["name"], _value(call["function"]["arguments"])) for call in given.get("tool_calls") or []
+        (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or []
     ]
     thoughts = (read.reasoning or "").strip()
     return (
-        (read.content or "").strip() == (given.get("content") or "").strip()
-        and thoughts in ("", (given.get("reasoning_content") or "").strip())
+        (read.content or "").strip() == (message.get("content") or "").strip()
+        and thoughts in ("", (message.get("reasoning_content") or "").strip())
         and [(call.name, _value(call.arguments)) for call in read.calls] == calls
     )
 

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 from millrace.dialects.rendering.base import Message, RenderError, Tools
 
-KNOWN = 4096
+CACHE_ENTRIES = 4096
 """kinds of conversations whose result is remembered"""
 USER: Message = {"role": "user", "content": "a"}
 
@@ -28,7 +28,7 @@ class FormWriter:
         self._write = write
         self._known: dict[bytes, int | None] = {}
         try:
-            self._developer = self._lost([{"role": "developer", "content": "a"}, USER], None, write, 0) is None
+            self._developer = self._first_loss([{"role": "developer", "content": "a"}, USER], None, write, 0) is None
         except RenderError:
             self._developer = False
 
@@ -41,17 +41,17 @@ class FormWriter:
     def check(self, messages: Sequence[Message], tools: Tools, *, since: int = 0, bridge: Write | None = None) -> None:
         """Raises RenderError for a message from number `since` on that would leave no trace in the conversation, or in
         what `bridge` adds to one."""
-        described = (*map(_kind, messages), bool(tools), since, bridge is None)
-        kinds = blake2b(repr(described).encode(), digest_size=16).digest()
-        known = self._known
-        if kinds in known:
-            at = known[kinds]
+        shape = (*map(_kind, messages), bool(tools), since, bridge is None)
+        kinds = blake2b(repr(shape).encode(), digest_size=16).digest()
+        cache = self._known
+        if kinds in cache:
+            at = cache[kinds]
         else:
             try:
-                at = self._lost(messages, tools, bridge or self._write, since)
+                at = self._first_loss(messages, tools, bridge or self._write, since)
             except RenderError:
                 at = None  # the form takes these messages, and not our words in them: nothing can be said
-            if len(self._known) >= KNOWN:
+            if len(self._known) >= CACHE_ENTRIES:
                 self._known = {}
             self._known[kinds] = at
         if at is not None:
@@ -60,15 +60,15 @@ class FormWriter:
                 "message there; say it in another role or place"
             )
 
-    def _lost(self, messages: Sequence[Message], tools: Tools, write: Write, since: int) -> int | None:
+    def _first_loss(self, messages: Sequence[Message], tools: Tools, write: Write, since: int) -> int | None:
         """The number of the first message without a trace, None where all have one. Raises RenderError."""
         probes = [_saying(message, f"zq{at}xv") for at, message in enumerate(messages)]
         text = write(probes, tools)
         for at in range(since, len(messages)):
             if f"zq{at}xv" in text or _kind(messages[at])[1:] == (False, False):
                 continue
-            changed = [*probes[:at], _saying(messages[at], f"kw{at}jy"), *probes[at + 1 :]]
-            if write(changed, tools) == text:
+            variant = [*probes[:at], _saying(messages[at], f"kw{at}jy"), *probes[at + 1 :]]
+            if write(variant, tools) == text:
                 return at
         return None
 

@@ -30,7 +30,7 @@ from millrace.dialects.rendering.base import (
 )
 from millrace.dialects.rendering.form_writer import FormWriter
 from millrace.dialects.rendering.forms.base import schemas_of
-from millrace.dialects.rendering.messages import decoded
+from millrace.dialects.rendering.messages import to_template
 from millrace.dialects.rendering.parsers.markers import (
     MarkedParser,
     Markers,
@@ -55,7 +55,7 @@ TURN: list[Message] = [
 ]
 
 
-def known(name: str) -> bool:
+def has_renderer(name: str) -> bool:
     """Whether the package has a family of this name."""
     try:
         return name != "default" and config_from_name(name) is not None
@@ -98,7 +98,7 @@ class PackagedRenderer(Renderer):
         self.template_hash = template_hash or tokenizer.template_hash
         self.stop_ids = tokenizer.stop_ids | frozenset(self.package.get_stop_token_ids())
         self._written = FormWriter(self._text)
-        self._prompts = [found for probe in ([USER], TURN) if (found := self._opening(probe))]
+        self._prompts = [ids for probe in ([USER], TURN) if (ids := self._opening(probe))]
 
     def limit_to(self, tokens: int) -> None:
         self.tokenizer.segments.limit = tokens
@@ -114,50 +114,52 @@ class PackagedRenderer(Renderer):
         self._written.check(messages, tools)
         return ids
 
-    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def conversation_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         return self._render(self._written.roles(messages), tools, generate=False)
 
     def bridge(
         self,
-        stored: Sequence[int],
+        stored_ids: Sequence[int],
         past: Sequence[Message],
-        new: Sequence[Message],
+        additions: Sequence[Message],
         tools: Tools,
         options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
         if self._template is not None and self.reads(options):
-            return self._template.bridge(stored, past, new, tools, options)
-        stored = list(stored)
-        at = max((_after_last(stored, opening) for opening in self._prompts), default=0)
+            return self._template.bridge(stored_ids, past, additions, tools, options)
+        stored_ids = list(stored_ids)
+        at = max((_after_last(stored_ids, opening) for opening in self._prompts), default=0)
         if not at:
             return NoContinuation("the stored tokens do not show where the reply begins")
-        if any(message["role"] == "assistant" for message in new):
+        if any(message["role"] == "assistant" for message in additions):
             return NoContinuation("the new messages hold a reply that was not sampled here")
-        new = self._written.roles(new)
+        additions = self._written.roles(additions)
 
-        def go_on(new: Sequence[Message], tools: Tools) -> list[int] | None:
-            found = self.package.bridge_to_next_turn(stored[:at], stored[at:], decoded(new), tools=_listed(tools))
-            return None if found is None else list(found.token_ids)
+        def go_on(messages: Sequence[Message], tools: Tools) -> list[int] | None:
+            turn = self.package.bridge_to_next_turn(
+                stored_ids[:at], stored_ids[at:], to_template(messages), tools=_to_list(tools)
+            )
+            return None if turn is None else list(turn.token_ids)
 
-        def text(new: Sequence[Message], tools: Tools) -> str:
-            return self.tokenizer.decode((go_on(new, tools) or stored)[len(stored) :])
+        def text(messages: Sequence[Message], tools: Tools) -> str:
+            return self.tokenizer.decode((go_on(messages, tools) or stored_ids)[len(stored_ids) :])
 
         try:
-            ids = go_on(new, tools)
+            ids = go_on(additions, tools)
             if ids is None:
-                return NoContinuation(self._why(new))
-            self._written.check(new, tools, bridge=text)
+                return NoContinuation(self._why(additions))
+            self._written.check(additions, tools, bridge=text)
         except PromptTooLong:
             raise
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, RenderError) as error:
             return NoContinuation(f"the {self.name} renderer cannot continue: {error}")
-        if ids[: len(stored)] != stored:
+        if ids[: len(stored_ids)] != stored_ids:
             return NoContinuation("the reply goes on behind its end token")
-        return ids[len(stored) :]
+        return ids[len(stored_ids) :]
 
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         def read(ids: Sequence[int]) -> Any:
-            return self.package.parse_response(list(ids), tools=_listed(tools), prompt_ids=list(prompt))
+            return self.package.parse_response(list(ids), tools=_to_list(tools), prompt_ids=list(prompt))
 
         if self.name not in HERMES:
             return WholeParser(self.tokenizer, read, self.stop_ids, tools=bool(tools), stop=stop)
@@ -172,7 +174,7 @@ class PackagedRenderer(Renderer):
             trim=True,
         )
 
-    def plain(self, stop: Sequence[str] = ()) -> Parser:
+    def plain_parser(self, stop: Sequence[str] = ()) -> Parser:
         return PlainParser(self.tokenizer, self.stop_ids, stop)
 
     def encode(self, text: str) -> list[int]:
@@ -195,7 +197,7 @@ class PackagedRenderer(Renderer):
     def _render(self, messages: Sequence[Message], tools: Tools, *, generate: bool) -> list[int]:
         try:
             ids: list[int] = self.package.render_ids(
-                decoded(messages), tools=_listed(tools), add_generation_prompt=generate
+                to_template(messages), tools=_to_list(tools), add_generation_prompt=generate
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise RenderError(f"the {self.name} renderer cannot write these messages: {error}") from error
@@ -207,17 +209,17 @@ class PackagedRenderer(Renderer):
     def _opening(self, messages: Sequence[Message]) -> list[int]:
         """The ids that ask for a reply behind these messages; empty when they cannot be told apart."""
         try:
-            asked = self._render(messages, None, generate=True)
-            told = self._render(messages, None, generate=False)
+            prompt = self._render(messages, None, generate=True)
+            conversation = self._render(messages, None, generate=False)
         except RenderError:
             return []
-        return asked[len(told) :] if asked[: len(told)] == told else []
+        return prompt[len(conversation) :] if prompt[: len(conversation)] == conversation else []
 
-    def _why(self, new: Sequence[Message]) -> str:
+    def _why(self, messages: Sequence[Message]) -> str:
         retention = getattr(self.package, "effective_thinking_retention", "template")
         if retention == "template":
             return "the model's form rewrites earlier replies"
-        if retention == "tool_cycle" and any(message["role"] == "user" for message in new):
+        if retention == "tool_cycle" and any(message["role"] == "user" for message in messages):
             return "the model's form drops earlier thoughts when the user speaks again"
         return f"the {self.name} renderer cannot prove that these messages continue the stored tokens"
 
@@ -252,12 +254,12 @@ class WholeParser(Parser):
 
     def finish(self) -> list[ReplyDelta]:
         end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
-        parsed = reading(self._read, self._ids[:end])
-        if parsed is None:
+        response = reading(self._read, self._ids[:end])
+        if response is None:
             self._reply.content = self._tokenizer.decode(self._ids[:end], skip_special_tokens=True) or None
             return [ReplyDelta(content=self._reply.content)] if self._reply.content else []
-        content = parsed.content
-        for attempt in parsed.tool_calls:
+        content = response.content
+        for attempt in response.tool_calls:
             call = as_call(attempt) if self._tools else None
             if call is not None:
                 self._reply.calls.append(call)
@@ -265,13 +267,13 @@ class WholeParser(Parser):
                 span = attempt.token_span
                 content += attempt.raw if span is None else self._tokenizer.decode(self._ids[span[0] : span[1]])
         self._reply.content = (self._stops.feed(content) + self._stops.finish()) or None
-        self._reply.reasoning = parsed.reasoning_content or None
-        said = [ReplyDelta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
-        said += [ReplyDelta(content=self._reply.content)] if self._reply.content else []
-        return said + [ReplyDelta(call=call) for call in self._reply.calls]
+        self._reply.reasoning = response.reasoning_content or None
+        deltas = [ReplyDelta(reasoning=self._reply.reasoning)] if self._reply.reasoning else []
+        deltas += [ReplyDelta(content=self._reply.content)] if self._reply.content else []
+        return deltas + [ReplyDelta(call=call) for call in self._reply.calls]
 
 
-def _listed(tools: Tools) -> list[Any] | None:
+def _to_list(tools: Tools) -> list[Any] | None:
     return list(tools) if tools else None
 
 

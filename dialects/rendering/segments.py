@@ -21,7 +21,7 @@ from millrace.dialects.rendering.words import Words
 
 logger = logging.getLogger(__name__)
 
-KEPT = 16 << 20
+CACHE_BYTES = 16 << 20
 """bytes, about, of each of the two generations of pieces that are remembered"""
 TOKEN_BYTES = 40
 BATCH = 64 << 10
@@ -39,24 +39,24 @@ PROBES = ("a", " a", "a ", "\n", " \n ", "\u00e9", "e\u0301", "it's", "1 2", "  
 class Segments:
     """`core` with its description (the content of tokenizer.json)."""
 
-    def __init__(self, core: Tokenizer, described: Mapping[str, Any]) -> None:
+    def __init__(self, core: Tokenizer, description: Mapping[str, Any]) -> None:
         self.limit: int | None = None
         """tokens beyond which PromptTooLong is raised"""
         self._core = core
         self._new: dict[str, list[int]] = {}
         self._old: dict[str, list[int]] = {}
         self._size = 0
-        tokens = [token for token in described.get("added_tokens", ()) if token["content"]]
+        tokens = [token for token in description.get("added_tokens", ()) if token["content"]]
         self._specials = {token["content"]: [int(token["id"])] for token in tokens if not token["normalized"]}
         self._overlap = max(map(len, self._specials), default=0)
-        self._split = _splitter(self._specials) if self._specials and independent(described) else None
-        self._words = Words(core, described) if self._split is not None else None
+        self._split = _splitter(self._specials) if self._specials and independent(description) else None
+        self._words = Words(core, description) if self._split is not None else None
         if self._split is not None and not self._alike():
             logger.warning("this tokenizer's text is not remembered in pieces: they would not give the same tokens")
             self._split = self._words = None
         if self._split is None:
             self._specials = {}
-        self._longest = longest_token(described)
+        self._longest = longest_token(description)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens written in it are recognised. Raises PromptTooLong."""
@@ -68,9 +68,9 @@ class Segments:
         self._learn([piece for piece in pieces if piece not in specials and piece not in self._new], limit)
         ids: list[int] = []
         for piece in pieces:
-            known = specials.get(piece) or self._new.get(piece)
+            piece_ids = specials.get(piece) or self._new.get(piece)
             # It may have been let go of in between, for others of this text or in another thread.
-            ids += known if known is not None else self._fresh([piece])[0]
+            ids += piece_ids if piece_ids is not None else self._fresh([piece])[0]
         return ids
 
     def _pieces(self, text: str) -> list[str]:
@@ -82,13 +82,13 @@ class Segments:
         for begin in range(0, len(text), BATCH):
             # A window and a match at a time: one call for all of it would keep Python's lock throughout.
             end = begin + BATCH
-            for found in self._split.finditer(text, max(begin, at), end + self._overlap):
-                if found.start() >= end:
+            for match in self._split.finditer(text, max(begin, at), end + self._overlap):
+                if match.start() >= end:
                     break
-                if found.start() > at:
-                    pieces.append(text[at : found.start()])
-                pieces.append(found.group())
-                at = found.end()
+                if match.start() > at:
+                    pieces.append(text[at : match.start()])
+                pieces.append(match.group())
+                at = match.end()
         return [*pieces, text[at:]] if at < len(text) else pieces
 
     def _learn(self, pieces: list[str], limit: int | None) -> None:
@@ -96,9 +96,9 @@ class Segments:
         missing: list[str] = []
         count = waiting = 0
         for piece in dict.fromkeys(pieces):
-            known = self._old.get(piece)
-            if known is not None:
-                self._keep(piece, known)
+            ids = self._old.get(piece)
+            if ids is not None:
+                self._keep(piece, ids)
                 continue
             if self._split is not None and limit is not None and len(piece) > max(BATCH, 2 * limit):
                 self._weigh(piece, limit)
@@ -123,25 +123,25 @@ class Segments:
                 raise PromptTooLong(f"a prompt of about {count} tokens or more is longer than {limit}")
 
     def _tokenize(self, pieces: list[str]) -> int:
-        found = self._fresh(pieces)
-        for piece, ids in zip(pieces, found, strict=True):
+        id_lists = self._fresh(pieces)
+        for piece, ids in zip(pieces, id_lists, strict=True):
             self._keep(piece, ids)
-        return sum(map(len, found))
+        return sum(map(len, id_lists))
 
     def _fresh(self, pieces: list[str]) -> list[list[int]]:
-        found = [self._words.encode(piece) if self._words is not None else None for piece in pieces]
-        rest = [piece for piece, ids in zip(pieces, found, strict=True) if ids is None]
+        word_ids = [self._words.encode(piece) if self._words is not None else None for piece in pieces]
+        rest = [piece for piece, ids in zip(pieces, word_ids, strict=True) if ids is None]
         # Unlike encode, this lets go of Python's lock, and computes no offsets.
-        encoded = self._core.encode_batch_fast(rest, add_special_tokens=False) if rest else []
-        limit, count = self.limit, sum(map(len, encoded))
+        encodings = self._core.encode_batch_fast(rest, add_special_tokens=False) if rest else []
+        limit, count = self.limit, sum(map(len, encodings))
         if limit is not None and count > limit:  # before they are made numbers of Python's, which keeps its lock
             raise PromptTooLong(f"a prompt of over {count} tokens is longer than {limit}")
-        made = iter(encoded)
-        return [next(made).ids if ids is None else ids for ids in found]
+        queue = iter(encodings)
+        return [next(queue).ids if ids is None else ids for ids in word_ids]
 
     def _keep(self, piece: str, ids: list[int]) -> None:
         size = len(piece) + TOKEN_BYTES * len(ids)
-        if self._size + size > KEPT:
+        if self._size + size > CACHE_BYTES:
             self._old, self._new, self._size = self._new, {}, 0
         self._new[piece] = ids
         self._size += size
@@ -156,34 +156,36 @@ class Segments:
         return True
 
 
-def independent(described: Mapping[str, Any]) -> bool:
+def independent(description: Mapping[str, Any]) -> bool:
     """Whether text between special tokens is tokenized without regard to what stands around it."""
-    plain = all(not (token["lstrip"] or token["rstrip"] or token["single_word"]) for token in described["added_tokens"])
-    return plain and _known_parts(described)
+    is_plain = all(
+        not (token["lstrip"] or token["rstrip"] or token["single_word"]) for token in description["added_tokens"]
+    )
+    return is_plain and _known_parts(description)
 
 
-def longest_token(described: Mapping[str, Any]) -> int:
+def longest_token(description: Mapping[str, Any]) -> int:
     """Most characters of text that one token can stand for; 0 where there is no such bound."""
-    model = described["model"]
-    if not _known_parts(described) or model.get("unk_token") is not None:
+    model = description["model"]
+    if not _known_parts(description) or model.get("unk_token") is not None:
         return 0
-    longest = max(map(len, [*model["vocab"], *(token["content"] for token in described["added_tokens"])]), default=0)
-    return longest * (SHRINKS if described.get("normalizer") else 1)
+    longest = max(map(len, [*model["vocab"], *(token["content"] for token in description["added_tokens"])]), default=0)
+    return longest * (SHRINKS if description.get("normalizer") else 1)
 
 
-def _known_parts(described: Mapping[str, Any]) -> bool:
+def _known_parts(description: Mapping[str, Any]) -> bool:
     """Whether the tokenizer is made of parts that drop nothing and look at one piece at a time."""
-    model = described["model"]
+    model = description["model"]
     return (
-        described.get("truncation") is None
-        and described.get("padding") is None
+        description.get("truncation") is None
+        and description.get("padding") is None
         and model.get("type") == "BPE"
         and not model.get("dropout")
-        and all(part["type"] in NORMALIZERS for part in _parts(described.get("normalizer"), "normalizers"))
-        and all(map(_looks_at_one_piece, _parts(described.get("pre_tokenizer"), "pretokenizers")))
+        and all(part["type"] in NORMALIZERS for part in _parts(description.get("normalizer"), "normalizers"))
+        and all(map(_looks_at_one_piece, _parts(description.get("pre_tokenizer"), "pretokenizers")))
         and all(
             part["type"] in ("ByteLevel", "TemplateProcessing")
-            for part in _parts(described.get("post_processor"), "processors")
+            for part in _parts(description.get("post_processor"), "processors")
         )
     )
 
@@ -226,5 +228,5 @@ def _branches(node: dict[str, Any]) -> str:
     inner = [re.escape(letter) + _branches(below) for letter, below in node.items() if letter]
     if not inner:
         return ""
-    joined = inner[0] if len(inner) == 1 and "" not in node else f"(?:{'|'.join(inner)})"
-    return f"{joined}?" if "" in node else joined
+    pattern = inner[0] if len(inner) == 1 and "" not in node else f"(?:{'|'.join(inner)})"
+    return f"{pattern}?" if "" in node else pattern

@@ -26,8 +26,8 @@ from millrace.dialects.rendering.base import (
     RenderError,
     Tools,
 )
-from millrace.dialects.rendering.form_writer import KNOWN, USER, FormWriter
-from millrace.dialects.rendering.messages import Style, decoded
+from millrace.dialects.rendering.form_writer import CACHE_ENTRIES, USER, FormWriter
+from millrace.dialects.rendering.messages import Style, to_template
 from millrace.dialects.rendering.parsers.choose import parser_of
 from millrace.dialects.rendering.parsers.markers import Markers, marks_of
 from millrace.dialects.rendering.parsers.text import PlainParser
@@ -54,7 +54,7 @@ class TemplateRenderer(Renderer):
         self, tokenizer: ChatTokenizer, *, tokenizer_hash: str | None = None, template_hash: str | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self._manner = manner_of(tokenizer, self._styled)
+        self._manner = manner_of(tokenizer, self._write_in_style)
         self.markers = Markers(tokenizer, self._manner.form)
         self.tokenizer_hash = tokenizer_hash or tokenizer.hash
         self.template_hash = template_hash or tokenizer.template_hash
@@ -78,32 +78,32 @@ class TemplateRenderer(Renderer):
         self._written.check(messages, tools)
         return ids
 
-    def told(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def conversation_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         self._check(tools)
         return self.tokenizer.encode(self._text(self._written.roles(messages), tools, generate=False))
 
     def bridge(
         self,
-        stored: Sequence[int],
+        stored_ids: Sequence[int],
         past: Sequence[Message],
-        new: Sequence[Message],
+        additions: Sequence[Message],
         tools: Tools,
         options: Options = NO_OPTIONS,
     ) -> list[int] | NoContinuation:
-        if not stored:
+        if not stored_ids:
             return NoContinuation("nothing is stored")
-        past, new, now = self._written.roles(past), self._written.roles(new), datetime.now()
+        past, additions, now = self._written.roles(past), self._written.roles(additions), datetime.now()
         options = self.reads(options)
         try:
             prompt = self._text(past[:-1], tools, generate=True, now=now, options=options)
             before = self._text(past, tools, generate=False, now=now, options=options)
-            after = self._text([*past, *new], tools, generate=True, now=now, options=options)
+            after = self._text([*past, *additions], tools, generate=True, now=now, options=options)
         except RenderError as error:
             return NoContinuation(f"the template cannot continue: {error}")
         if not before.startswith(prompt):
             return NoContinuation("the template writes replies in another way than it asks for them")
         try:
-            self._written.check([USER, *past[-1:], *new], tools, since=2)
+            self._written.check([USER, *past[-1:], *additions], tools, since=2)
         except RenderError as error:
             return NoContinuation(str(error))
         at = self._end(before, after, len(prompt))
@@ -112,9 +112,9 @@ class TemplateRenderer(Renderer):
         first, *rest = self.tokenizer.encode(after[at:])
         if first not in self.stop_ids:
             return NoContinuation("the tokenizer does not keep the end token apart")
-        if stored[-1] not in self.stop_ids:
+        if stored_ids[-1] not in self.stop_ids:
             return [first, *rest]
-        if stored[-1] != first:
+        if stored_ids[-1] != first:
             return NoContinuation("the reply ended with another token than the template writes")
         return rest
 
@@ -122,7 +122,7 @@ class TemplateRenderer(Renderer):
         """Where the end token of the reply stands in `after`, which goes on from `before`; the reply begins at `reply`.
         Some templates write none, and what comes next begins with it; some write more behind it where nothing comes."""
         ends = sorted(
-            ((at, end) for end in self._ends if (at := before.rfind(end, reply)) >= 0), key=lambda found: -found[0]
+            ((at, end) for end in self._ends if (at := before.rfind(end, reply)) >= 0), key=lambda place: -place[0]
         )
         for at, end in ends:
             if after.startswith(before[: at + len(end)]):
@@ -138,20 +138,20 @@ class TemplateRenderer(Renderer):
     def _alters(self, name: str, value: object) -> bool:
         """Whether an option changes what the template writes; the value that it would take by itself does not."""
         key = blake2b(f"{name} {value!r}".encode(errors="replace"), digest_size=16).digest()
-        found, now = self._altering.get(key), datetime.now()
-        if found is None:
+        has_effect, now = self._altering.get(key), datetime.now()
+        if has_effect is None:
             try:
-                found = any(
+                has_effect = any(
                     self._text(PROBE, tools, generate=True, now=now, options={name: value})
                     != self._text(PROBE, tools, generate=True, now=now)
                     for tools in (None, TOOLS)
                 )
             except RenderError:
-                found = True
-            if len(self._altering) >= KNOWN:
+                has_effect = True
+            if len(self._altering) >= CACHE_ENTRIES:
                 self._altering = {}
-            self._altering[key] = found
-        return found
+            self._altering[key] = has_effect
+        return has_effect
 
     def _only_ends(self, text: str) -> bool:
         for end in self._ends:
@@ -161,7 +161,7 @@ class TemplateRenderer(Renderer):
     def parser(self, prompt: Sequence[int], tools: Tools, stop: Sequence[str] = ()) -> Parser:
         return parser_of(self.tokenizer, self.markers, prompt, tools, stop, self.stop_ids)
 
-    def plain(self, stop: Sequence[str] = ()) -> Parser:
+    def plain_parser(self, stop: Sequence[str] = ()) -> Parser:
         return PlainParser(self.tokenizer, self.stop_ids, stop)
 
     def encode(self, text: str) -> list[int]:
@@ -194,8 +194,8 @@ class TemplateRenderer(Renderer):
         now: datetime | None = None,
         options: Options = NO_OPTIONS,
     ) -> str:
-        given = decoded(messages, self._manner.style)
-        return self.tokenizer.render_text(given, tools or None, generate=generate, now=now, **options)
+        objects = to_template(messages, self._manner.style)
+        return self.tokenizer.render_text(objects, tools or None, generate=generate, now=now, **options)
 
-    def _styled(self, messages: list[Message], tools: Tools, generate: bool, style: Style) -> str:
-        return self.tokenizer.render_text(decoded(messages, style), tools or None, generate=generate)
+    def _write_in_style(self, messages: list[Message], tools: Tools, generate: bool, style: Style) -> str:
+        return self.tokenizer.render_text(to_template(messages, style), tools or None, generate=generate)

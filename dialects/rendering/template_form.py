@@ -59,27 +59,27 @@ class Manner(NamedTuple):
 
 def manner_of(tokenizer: ChatTokenizer, write: Write) -> Manner:
     """What `write`, which is the template, tells."""
-    thoughts, taken = _thoughts(write), None
-    for text, short in product((False, True), (False, True)):
-        style = Style(text, short, thoughts)
+    thoughts, fallback = _thoughts(write), None
+    for text, has_short_ids in product((False, True), (False, True)):
+        style = Style(text, has_short_ids, thoughts)
         try:
             write([USER, CALL, RESULT], TOOLS, True, style)
             prompt = tokenizer.encode(write([USER], TOOLS, True, style))
             reply = _behind(prompt, tokenizer.encode(write([USER, CALL], TOOLS, False, style)))
         except RenderError:
             continue
-        taken = taken or style
+        fallback = fallback or style
         form = next((form for form in FORMS if writable(form, tokenizer) and _reads(form, tokenizer, reply)), None)
         if form is not None:
             style = style._replace(joined=not _takes(write, {**CALL, "content": "b", "reasoning_content": "c"}, style))
-            shown = NAME in tokenizer.decode(prompt)
-            return Manner(style, form, "" if shown else "its chat template does not show them to the model")
+            is_shown = NAME in tokenizer.decode(prompt)
+            return Manner(style, form, "" if is_shown else "its chat template does not show them to the model")
     names = ", ".join(form.name for form in FORMS)
     channels = (
         HARMONY if writable(HARMONY, tokenizer) else None
     )  # to whatever calls it is trained, it speaks in channels
     return Manner(
-        taken or Style(thoughts=thoughts),
+        fallback or Style(thoughts=thoughts),
         channels,
         f"its chat template writes no call in a form that this gateway reads ({names}); set [gateway] renderer to its "
         "family, or give the model a chat_template.jinja that writes tool_calls in such a form",
@@ -97,19 +97,21 @@ def _takes(write: Write, reply: Message, style: Style) -> bool:
 def _thoughts(write: Write) -> str:
     """The name under which the template looks for thoughts."""
     for name in THOUGHTS:
-        said: Message = {"role": "assistant", "content": "b", "reasoning_content": WORD}
+        message: Message = {"role": "assistant", "content": "b", "reasoning_content": WORD}
         try:
-            if WORD in write([USER, said], None, False, Style(thoughts=name)):
+            if WORD in write([USER, message], None, False, Style(thoughts=name)):
                 return name
         except RenderError:
             continue
     return THOUGHTS[0]
 
 
-def _behind(prompt: list[int], whole: list[int]) -> list[int]:
+def _behind(prompt: list[int], conversation: list[int]) -> list[int]:
     """What a conversation has behind the prompt, or behind what it has in common with it."""
-    same = next((at for at, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), None)
-    return whole[min(len(prompt), len(whole)) if same is None else same :]
+    fork = next(
+        (at for at, (first, second) in enumerate(zip(prompt, conversation, strict=False)) if first != second), None
+    )
+    return conversation[min(len(prompt), len(conversation)) if fork is None else fork :]
 
 
 def _reads(form: Form, tokenizer: ChatTokenizer, reply: list[int]) -> bool:

@@ -86,15 +86,17 @@ def _environment() -> jinja2.Environment:
 def _templates(folder: Path, config: Mapping[str, Json]) -> dict[str, str]:
     """The chat templates of a model by name, as transformers finds them: `tool_use`, where there is one, writes the
     conversations that offer tools, and `default` all others."""
-    own = folder / "chat_template.jinja"
-    found = {"default": own.read_text()} if own.is_file() else {}
-    found |= {path.stem: path.read_text() for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-    if found:
-        return found
-    said = config.get("chat_template")
-    if isinstance(said, list):
-        return {named["name"]: named["template"] for named in said}
-    return {"default": said} if isinstance(said, str) else {}
+    file = folder / "chat_template.jinja"
+    templates = {"default": file.read_text()} if file.is_file() else {}
+    templates |= {
+        path.stem: path.read_text() for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    }
+    if templates:
+        return templates
+    setting = config.get("chat_template")
+    if isinstance(setting, list):
+        return {entry["name"]: entry["template"] for entry in setting}
+    return {"default": setting} if isinstance(setting, str) else {}
 
 
 class ChatTokenizer:
@@ -114,14 +116,14 @@ class ChatTokenizer:
             for name in ("bos_token", "eos_token", "unk_token", "pad_token")
             if (token := config.get(name)) is not None
         }
-        found = _templates(folder, config)
-        source = found.get("default")
+        by_name = _templates(folder, config)
+        source = by_name.get("default")
         if source is None:
             raise ConfigError(f"{folder} has no chat template: add chat_template.jinja to the model's directory")
         self.template = source
         self._render = compile_template(source)
-        self._render_tools = compile_template(found["tool_use"]) if "tool_use" in found else self._render
-        self.names = variables(source) | variables(found.get("tool_use", ""))
+        self._render_tools = compile_template(by_name["tool_use"]) if "tool_use" in by_name else self._render
+        self.names = variables(source) | variables(by_name.get("tool_use", ""))
         """what the templates look up"""
         self.eos_token = self._specials.get("eos_token")
         self.eos_token_id = self._id(self.eos_token)
@@ -133,8 +135,8 @@ class ChatTokenizer:
         content = core.read_bytes()
         self.segments = Segments(self.core, orjson.loads(content))
         self.hash = hashlib.sha256(content).hexdigest()
-        named = [{"name": name, "template": template} for name, template in found.items()]
-        templates = source if len(found) == 1 else json.dumps(named, sort_keys=True)
+        entries = [{"name": name, "template": template} for name, template in by_name.items()]
+        templates = source if len(by_name) == 1 else json.dumps(entries, sort_keys=True)
         self.template_hash = hashlib.sha256(templates.encode()).hexdigest()
 
     def render_text(
@@ -184,10 +186,10 @@ class ChatTokenizer:
 
     def text(self, token: int) -> str:
         """Text of one token, kept for the next time."""
-        known = self._texts.get(token)
-        if known is None:
-            known = self._texts[token] = self.decode([token])
-        return known
+        piece = self._texts.get(token)
+        if piece is None:
+            piece = self._texts[token] = self.decode([token])
+        return piece
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, which need not be whole characters."""
@@ -211,6 +213,6 @@ class ChatTokenizer:
         return None if token is None else self.core.token_to_id(token)
 
     def _stop_ids(self, generation: Path) -> frozenset[int]:
-        found = json.loads(generation.read_bytes()).get("eos_token_id") if generation.is_file() else None
-        many = found if isinstance(found, list) else [found]
+        setting = json.loads(generation.read_bytes()).get("eos_token_id") if generation.is_file() else None
+        many = setting if isinstance(setting, list) else [setting]
         return frozenset(id for id in (self.eos_token_id, *many) if isinstance(id, int))

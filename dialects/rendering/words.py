@@ -20,7 +20,7 @@ LONGEST = 8192
 """characters; longer text is for the tokenizer, which lets go of Python's lock"""
 WORD = 64
 """characters of a word that is remembered"""
-KNOWN = 100_000
+MOST_WORDS = 100_000
 """words that are remembered"""
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """how the part ByteLevel cuts by itself"""
@@ -52,9 +52,9 @@ CLASSES = {"L": _class("L"), "N": _class("N")}
 class Words:
     """`core` with its description (the content of tokenizer.json)."""
 
-    def __init__(self, core: Tokenizer, described: Mapping[str, Any]) -> None:
-        self._pattern = _pattern(described)
-        self._forms = _forms(described.get("normalizer"))
+    def __init__(self, core: Tokenizer, description: Mapping[str, Any]) -> None:
+        self._pattern = _pattern(description)
+        self._forms = _forms(description.get("normalizer"))
         self._model = core.model
         self._known: dict[str, list[int]] = {}
         self._bytes = _byte_letters()
@@ -68,32 +68,32 @@ class Words:
         words: list[str] = self._pattern.findall(text)
         if sum(map(len, words)) != len(text):
             return None
-        known, ids = self._known, list[int]()
+        cache, ids = self._known, list[int]()
         for word in words:
-            found = known.get(word)
-            ids += found if found is not None else self._learn(word)
+            word_ids = cache.get(word)
+            ids += word_ids if word_ids is not None else self._learn(word)
         return ids
 
     def _learn(self, word: str) -> list[int]:
         ids = [token.id for token in self._model.tokenize("".join([self._bytes[byte] for byte in word.encode()]))]
         if len(word) <= WORD:
-            if len(self._known) >= KNOWN:
+            if len(self._known) >= MOST_WORDS:
                 self._known = {}
             self._known[word] = ids
         return ids
 
 
-def _pattern(described: Mapping[str, Any]) -> re.Pattern[str] | None:
+def _pattern(description: Mapping[str, Any]) -> re.Pattern[str] | None:
     """The expression that cuts text into words, None where it is not certain."""
-    model = described["model"]
-    if any(token["normalized"] for token in described["added_tokens"]):
+    model = description["model"]
+    if any(token["normalized"] for token in description["added_tokens"]):
         return None
     if any(model.get(name) for name in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout")):
         return None
-    source = _source(described.get("pre_tokenizer"))
-    written = None if source is None else _translated(source)
+    source = _source(description.get("pre_tokenizer"))
+    expression = None if source is None else _translate(source)
     try:
-        pattern = None if written is None else re.compile(written)
+        pattern = None if expression is None else re.compile(expression)
     except re.error:
         return None
     return pattern if pattern is not None and pattern.groups == 0 else None
@@ -115,9 +115,9 @@ def _source(part: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _translated(source: str) -> str | None:
+def _translate(source: str) -> str | None:
     """The expression as `re` reads it; None where a part of it is not known."""
-    if "[[" in source or "&&" in source or (any(sign in source for sign in "^$") and _anchored(source)):
+    if "[[" in source or "&&" in source or (any(sign in source for sign in "^$") and _has_anchor(source)):
         return None
     out, at, inside = [], 0, False
     while at < len(source):
@@ -141,7 +141,7 @@ def _translated(source: str) -> str | None:
     return "".join(out)
 
 
-def _anchored(source: str) -> bool:
+def _has_anchor(source: str) -> bool:
     """Whether a sign of place stands outside the beginning of brackets."""
     return "$" in source or "^" in source.replace("[^", "")
 
@@ -156,7 +156,7 @@ def _forms(part: Mapping[str, Any] | None) -> list[Any]:
 
 def _byte_letters() -> list[str]:
     """The letter that stands for each byte in a byte-level vocabulary."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + at) for at, byte in enumerate(hidden)}
+    plain_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden_bytes = [byte for byte in range(256) if byte not in plain_bytes]
+    letters = {byte: chr(byte) for byte in plain_bytes} | {byte: chr(256 + at) for at, byte in enumerate(hidden_bytes)}
     return [letters[byte] for byte in range(256)]

@@ -15,7 +15,7 @@ from millrace.dialects.answers import arguments_text, listed, mapping, text
 from millrace.dialects.base import Dialect, ReplyStream, SideRequest, SideRoute, StreamEvent, WholeRequest
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Part,
     Text,
     Thinking,
@@ -23,23 +23,23 @@ from millrace.dialects.conversation import (
     ToolUsePiece,
     Turn,
     messages_of,
-    unsupported,
+    unsupported_error,
 )
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.reader import RecordedCall
-from millrace.dialects.responses.expand import expanded, ids_named, names_of, names_others, refers, to_store
+from millrace.dialects.responses.expand import expand, named_ids, names_of, names_others, refers, to_store
 from millrace.dialects.responses.items import page
 from millrace.dialects.responses.reader import ENDS, ResponsesReader
 from millrace.dialects.responses.request import ResponsesRequest, ask_of, parse_any, parse_responses, turns_of
 from millrace.dialects.responses.tools import custom_arguments, full_name, tools_of
-from millrace.dialects.stored_responses import Recalled, StoredResponse, nobody
+from millrace.dialects.stored_responses import Recaller, StoredResponse, no_recall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.engines.base import ABORT
 from millrace.infra.process.offload import aside
 from millrace.schemas.json_values import Json, JsonObject
 
-ABORTED = {"code": "server_error", "message": "The engine aborted this reply: try again"}
-UNFINISHED = {"length": "max_output_tokens", "content_filter": "content_filter"}
+ABORT_ERROR = {"code": "server_error", "message": "The engine aborted this reply: try again"}
+INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """why a response is incomplete, by OpenAI's finish reason of chat completions"""
 PARTS = {
     "message": ("content", "content_part", "output_text", "content_index"),
@@ -66,18 +66,18 @@ class Responses(Dialect):
             SideRoute("/{id}/input_items", "GET", "input_items", self._items),
         )
 
-    def away(self, asking: SideRequest) -> str | None:
-        return asking.recall().away(asking.id)
+    def keeper(self, asking: SideRequest) -> str | None:
+        return asking.recall().keeper(asking.id)
 
     @staticmethod
     async def _kept(asking: SideRequest) -> bytes:
         """A response that is stored."""
-        found = asking.recall().response(asking.id)
-        if found is None:
+        response = asking.recall().response(asking.id)
+        if response is None:
             raise _unknown(asking)
         if asking.query.get("stream", "false").lower() not in ("false", "0"):
-            raise unsupported("stream", "a stored response is given whole")
-        return found
+            raise unsupported_error("stream", "a stored response is given whole")
+        return response
 
     @staticmethod
     async def _deleted(asking: SideRequest) -> bytes:
@@ -90,26 +90,26 @@ class Responses(Dialect):
     @staticmethod
     async def _items(asking: SideRequest) -> bytes:
         """A page of what a stored response was asked with."""
-        found = asking.recall()
-        items = None if found.response(asking.id) is None else found.asked(asking.id)
+        recall = asking.recall()
+        items = None if recall.response(asking.id) is None else recall.request_items(asking.id)
         if items is None:
             raise _unknown(asking)
         return await aside(sum(map(len, items)), _page, items, asking)
 
     def parse(self, body: bytes) -> Ask:
-        return self.understand(body, nobody).request
+        return self.understand(body, no_recall).request
 
     def refers(self, body: bytes) -> bool:
         return refers(body)
 
     def named_in(self, body: bytes) -> list[str]:
-        return ids_named(parse_any(body)) if refers(body) else []
+        return named_ids(parse_any(body)) if refers(body) else []
 
-    def understand(self, body: bytes, recalled: Recalled) -> WholeRequest:
+    def understand(self, body: bytes, recaller: Recaller) -> WholeRequest:
         request, used = parse_responses(body), list[StoredResponse]()
         if names_others(request):
-            recall = recalled((request.user, request.safety_identifier))
-            body = expanded(request, body, recall)
+            recall = recaller((request.user, request.safety_identifier))
+            body = expand(request, body, recall)
             request, used = parse_responses(body), recall.used
         ask = ask_of(request)
         ask.stored = to_store(request)
@@ -123,61 +123,63 @@ class Responses(Dialect):
         output = [_item(call, at, part, _status(choice)) for at, part in enumerate(parts)]
         return orjson.dumps(_response(call, choice, output))
 
-    def streamed(self, call: WritableCall) -> ReplyStream:
+    def stream_writer(self, call: WritableCall) -> ReplyStream:
         return ResponsesStream(call)
 
     def events_of(self, response: Mapping[str, Json]) -> list[StreamEvent]:
         if not self.wrote(response):
             return []
-        begun = {**response, "status": "in_progress", "output": [], "usage": None}
-        events: list[JsonObject] = [{"type": "response.created", "response": begun}]
+        start = {**response, "status": "in_progress", "output": [], "usage": None}
+        events: list[JsonObject] = [{"type": "response.created", "response": start}]
         for at, item in enumerate(map(mapping, listed(response.get("output")))):
-            events += [{"type": f"response.{event.pop('kind')}", "output_index": at, **event} for event in _told(item)]
+            events += [
+                {"type": f"response.{event.pop('kind')}", "output_index": at, **event} for event in _events_for(item)
+            ]
         end = f"response.{response.get('status')}"
         events.append({"type": end if end in ENDS else "response.completed", "response": response})
-        numbered = [{"sequence_number": number, **event} for number, event in enumerate(events)]
-        return [StreamEvent(str(event["type"]), orjson.dumps(event)) for event in numbered]
+        numbered_events = [{"sequence_number": number, **event} for number, event in enumerate(events)]
+        return [StreamEvent(str(event["type"]), orjson.dumps(event)) for event in numbered_events]
 
     def error(self, error: ApiError) -> bytes:
         return error.body()
 
-    def failed(self, error: ApiError) -> StreamEvent:
-        said = {"type": error.type, "code": error.code, "message": str(error), "param": error.param}
+    def failure_event(self, error: ApiError) -> StreamEvent:
+        details = {"type": error.type, "code": error.code, "message": str(error), "param": error.param}
         flat = {"code": error.code, "message": str(error), "param": error.param}
-        return StreamEvent("error", orjson.dumps({"type": "error", **flat, "error": said}))
+        return StreamEvent("error", orjson.dumps({"type": "error", **flat, "error": details}))
 
     def wrote(self, response: Mapping[str, Json]) -> bool:
         return response.get("object") == "response" and isinstance(response.get("output"), list)
 
     def read(self, request: bytes, response: Mapping[str, Json]) -> RecordedCall:
-        asked = parse_any(request)
+        parsed_request = parse_any(request)
         parts = [part for item in listed(response.get("output")) for part in _read(mapping(item))]
         (reply,) = messages_of([Turn("assistant", parts)])
-        messages = messages_of(turns_of(asked, strict=False), strict=False)
-        tools = tools_of(asked.tools, strict=False)
-        return RecordedCall(messages, tools, {0: reply}, to_store(asked), names_of(asked))
+        messages = messages_of(turns_of(parsed_request, strict=False), strict=False)
+        tools = tools_of(parsed_request.tools, strict=False)
+        return RecordedCall(messages, tools, {0: reply}, to_store(parsed_request), names_of(parsed_request))
 
 
-def _told(item: Mapping[str, Json]) -> list[JsonObject]:
+def _events_for(item: Mapping[str, Json]) -> list[JsonObject]:
     """The events that say an item that is whole: its texts and its arguments in one piece each."""
     out: list[JsonObject] = []
-    empty, of = dict(item), {"item_id": item.get("id")}
+    start, of = dict(item), {"item_id": item.get("id")}
     kind = text(item.get("type"))
-    if kind == "function_call" and (said := text(item.get("arguments"))) is not None:
-        empty["arguments"] = ""
-        out.append({"kind": "function_call_arguments.delta", **of, "delta": said})
-        out.append({"kind": "function_call_arguments.done", **of, "arguments": said})
+    if kind == "function_call" and (words := text(item.get("arguments"))) is not None:
+        start["arguments"] = ""
+        out.append({"kind": "function_call_arguments.delta", **of, "delta": words})
+        out.append({"kind": "function_call_arguments.done", **of, "arguments": words})
     if kind in PARTS:
-        field, noun, named, index = PARTS[kind]
-        empty[field] = []
+        field, noun, text_noun, index = PARTS[kind]
+        start[field] = []
         for at, part in enumerate(map(mapping, listed(item.get(field)))):
-            of[index], said = at, text(part.get("text"))
-            out.append({"kind": f"{noun}.added", **of, "part": {**part, "text": ""} if said else part})
-            if said:
-                out.append({"kind": f"{named}.delta", **of, "delta": said})
-                out.append({"kind": f"{named}.done", **of, "text": said})
+            of[index], words = at, text(part.get("text"))
+            out.append({"kind": f"{noun}.added", **of, "part": {**part, "text": ""} if words else part})
+            if words:
+                out.append({"kind": f"{text_noun}.delta", **of, "delta": words})
+                out.append({"kind": f"{text_noun}.done", **of, "text": words})
             out.append({"kind": f"{noun}.done", **of, "part": part})
-    return [{"kind": "output_item.added", "item": empty}, *out, {"kind": "output_item.done", "item": item}]
+    return [{"kind": "output_item.added", "item": start}, *out, {"kind": "output_item.done", "item": item}]
 
 
 def _unknown(asking: SideRequest) -> ApiError:
@@ -238,9 +240,9 @@ class ResponsesStream(ReplyStream):
     def _start(self) -> list[StreamEvent]:
         out: list[StreamEvent] = []
         if not self._number:
-            begun = _response(self._call, None, [])
-            self._event("response.created", out, response=begun)
-            self._event("response.in_progress", out, response=begun)
+            response = _response(self._call, None, [])
+            self._event("response.created", out, response=response)
+            self._event("response.in_progress", out, response=response)
         return out
 
     def _event(self, kind: str, out: list[StreamEvent], **fields: object) -> None:
@@ -310,8 +312,8 @@ class ResponsesStream(ReplyStream):
     def _call_ends(self, arguments: str, out: list[StreamEvent]) -> None:
         assert self._use is not None
         item, self._use = {**self._use, "arguments": arguments, "status": "completed"}, None
-        done = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
-        self._of_item("function_call_arguments.done", out, **done)
+        fields = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
+        self._of_item("function_call_arguments.done", out, **fields)
         self._of_item("output_item.done", out, item=item)
         self._output.append(item)
         self._said.clear()
@@ -329,29 +331,31 @@ def _status(choice: WritableChoice) -> str:
     """How a reply ended: completed, incomplete, failed."""
     if choice.reason == ABORT:
         return "failed"
-    return "incomplete" if choice.reason in UNFINISHED else "completed"
+    return "incomplete" if choice.reason in INCOMPLETE_REASONS else "completed"
 
 
 def _response(call: WritableCall, choice: WritableChoice | None, output: Sequence[Item]) -> JsonObject:
     """The response, of no choice while it is in progress. What was asked is not said again at length."""
-    given = call.request.given
-    assert isinstance(given, ResponsesRequest)
+    request = call.request.given
+    assert isinstance(request, ResponsesRequest)
     status = "in_progress" if choice is None else _status(choice)
     return {
         "id": call.response_id,
         "object": "response",
         "created_at": call.when // 1_000_000,
         "status": status,
-        "error": ABORTED if status == "failed" else None,
-        "incomplete_details": {"reason": UNFINISHED[choice.reason]} if choice and status == "incomplete" else None,
+        "error": ABORT_ERROR if status == "failed" else None,
+        "incomplete_details": {"reason": INCOMPLETE_REASONS[choice.reason]}
+        if choice and status == "incomplete"
+        else None,
         "instructions": None,
-        "max_output_tokens": given.max_output_tokens,
+        "max_output_tokens": request.max_output_tokens,
         "metadata": {},
         "model": call.request.model,
         "output": output,
         "parallel_tool_calls": True,
-        "previous_response_id": given.previous_response_id,
-        "store": given.store is not False and call.keeps,
+        "previous_response_id": request.previous_response_id,
+        "store": request.store is not False and call.keeps,
         "temperature": call.temperature,
         "tool_choice": _choice(call.request.choice),
         "tools": [],
@@ -360,9 +364,9 @@ def _response(call: WritableCall, choice: WritableChoice | None, output: Sequenc
     }
 
 
-def _choice(choice: str | Forced) -> Json:
+def _choice(choice: str | ForcedCalls) -> Json:
     """Which tools were asked for."""
-    if not isinstance(choice, Forced):
+    if not isinstance(choice, ForcedCalls):
         return choice
     if not choice.names:
         return "required"
@@ -374,8 +378,8 @@ def _id(call: WritableCall, at: int, part: Part) -> str:
     """The id of item `at`: calls have one of their own already."""
     if isinstance(part, ToolUse):
         return f"fc_{part.id.removeprefix('call_')}"
-    made = call.response_id.removeprefix(Responses.prefix)
-    return f"{'rs' if isinstance(part, Thinking) else 'msg'}_{made}_{at}"
+    base = call.response_id.removeprefix(Responses.prefix)
+    return f"{'rs' if isinstance(part, Thinking) else 'msg'}_{base}_{at}"
 
 
 def _item(call: WritableCall, at: int, part: Part, status: str) -> Item:
@@ -385,25 +389,31 @@ def _item(call: WritableCall, at: int, part: Part, status: str) -> Item:
         case Thinking():
             return {"id": id, "type": "reasoning", "summary": [{"type": "summary_text", "text": part.text}]}
         case ToolUse():
-            made = {"call_id": part.id, **_called(call, part.name), "arguments": part.arguments}
-            return {"id": id, "type": "function_call", "status": "completed", **made}
+            fields = {"call_id": part.id, **_client_name(call, part.name), "arguments": part.arguments}
+            return {"id": id, "type": "function_call", "status": "completed", **fields}
         case Text():
-            ended = "incomplete" if status == "failed" else status
-            return {"id": id, "type": "message", "role": "assistant", "status": ended, "content": [_text(part.text)]}
+            item_status = "incomplete" if status == "failed" else status
+            return {
+                "id": id,
+                "type": "message",
+                "role": "assistant",
+                "status": item_status,
+                "content": [_text(part.text)],
+            }
         case _:
             raise AssertionError(f"no model writes {type(part).__name__}")
 
 
-def _called(call: WritableCall, name: str) -> JsonObject:
+def _client_name(call: WritableCall, name: str) -> JsonObject:
     """A tool in its client's words."""
     if name not in call.request.inside:
         return {"name": name}
-    namespace, own = call.request.inside[name]
-    return {"name": own, "namespace": namespace}
+    namespace, tool_name = call.request.inside[name]
+    return {"name": tool_name, "namespace": namespace}
 
 
-def _text(said: str) -> JsonObject:
-    return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
+def _text(words: str) -> JsonObject:
+    return {"type": "output_text", "text": words, "annotations": [], "logprobs": []}
 
 
 def _read(item: Mapping[str, Json]) -> list[Part]:

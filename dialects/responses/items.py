@@ -11,7 +11,7 @@ from millrace.dialects.errors import bad_request
 from millrace.schemas.json_values import Json, JsonObject
 
 Item = JsonObject
-MOST, USUAL = 100, 20
+MOST, DEFAULT_LIMIT = 100, 20
 """items of a page: at most, and where it is not said"""
 PREFIXES = {
     "message": "msg",
@@ -28,47 +28,47 @@ def page(items: Sequence[Item], response: str, query: Mapping[str, str]) -> Json
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise bad_request(f"order: asc or desc, not {order!r}", param="order")
-    found = identified(items, response)
+    all_items = with_ids(items, response)
     if order == "desc":
-        found.reverse()
+        all_items.reverse()
     start = 0
     if (after := query.get("after")) is not None:
-        start = next((at for at, item in enumerate(found, 1) if item["id"] == after), 0)
+        start = next((at for at, item in enumerate(all_items, 1) if item["id"] == after), 0)
         if not start:
             raise bad_request(f"after: no item of response '{response}' has the id {after!r}", param="after")
     end = start + _limit(query.get("limit"))
-    shown = found[start:end]
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": end < len(found)}
+    page_items = all_items[start:end]
+    first, last = (page_items[0]["id"], page_items[-1]["id"]) if page_items else (None, None)
+    return {"object": "list", "data": page_items, "first_id": first, "last_id": last, "has_more": end < len(all_items)}
 
 
-def _limit(given: str | None) -> int:
-    if given is None:
-        return USUAL
-    limit = int(given) if given.isascii() and given.isdecimal() and len(given) < 9 else 0
+def _limit(value: str | None) -> int:
+    if value is None:
+        return DEFAULT_LIMIT
+    limit = int(value) if value.isascii() and value.isdecimal() and len(value) < 9 else 0
     if not 1 <= limit <= MOST:
-        raise bad_request(f"limit: a number from 1 to {MOST}, not {given[:20]!r}", param="limit")
+        raise bad_request(f"limit: a number from 1 to {MOST}, not {value[:20]!r}", param="limit")
     return limit
 
 
-def identified(items: Sequence[Item], response: str) -> list[Item]:
+def with_ids(items: Sequence[Item], response: str) -> list[Item]:
     """The items as OpenAI shows them: typed, each with an id and with its content in parts."""
     out: list[Item] = []
-    known: set[str] = set()
+    ids: set[str] = set()
     for at, item in enumerate(items):
         kind = item.get("type") or "message"
         id = item.get("id")
-        if not isinstance(id, str) or not id or id in known:
-            made = response.removeprefix("resp_")
-            id = f"{PREFIXES.get(str(kind), 'item')}_{made}_in{at}"
-            while id in known:
+        if not isinstance(id, str) or not id or id in ids:
+            base = response.removeprefix("resp_")
+            id = f"{PREFIXES.get(str(kind), 'item')}_{base}_in{at}"
+            while id in ids:
                 id += "_"
-        known.add(id)
-        shown = {**item, "id": id, "type": kind}
+        ids.add(id)
+        typed_item = {**item, "id": id, "type": kind}
         if kind == "message":
-            shown["content"] = _parts(item.get("content"), item.get("role"))
-            shown.setdefault("status", "completed")
-        out.append(shown)
+            typed_item["content"] = _parts(item.get("content"), item.get("role"))
+            typed_item.setdefault("status", "completed")
+        out.append(typed_item)
     return out
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from millrace.dialects.answers import WholeAnswer, arguments_text, listed, mapping, name, number, text
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, single
-from millrace.dialects.responses.expand import flattened, for_record, refers
+from millrace.dialects.responses.expand import flatten, for_record, refers
 from millrace.dialects.stored_responses import Recall
 from millrace.infra.engines.base import ABORT
 from millrace.schemas import bounds
@@ -31,7 +31,7 @@ PIECES = {
     "response.code_interpreter_call_code.delta": "code",
 }
 """what each event that adds to a text adds to"""
-NOTHING = b'{"input":[]}'
+EMPTY_REQUEST = b'{"input":[]}'
 
 
 class ResponsesReader(DialectReader):
@@ -39,29 +39,29 @@ class ResponsesReader(DialectReader):
 
     told_in = "output"
 
-    def understood(self, found: Mapping[str, Json]) -> WholeAnswer:
-        usage = mapping(found.get("usage"))
-        cached = number(mapping(usage.get("input_tokens_details")).get("cached_tokens"))
-        counts = (number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached)
-        message = self.dialect.read(NOTHING, found).replies[0]
-        return single(name(found.get("id")) or new_id(), message, _finish(found, message), counts)
+    def answer_in(self, response: Mapping[str, Json]) -> WholeAnswer:
+        usage = mapping(response.get("usage"))
+        cached_tokens = number(mapping(usage.get("input_tokens_details")).get("cached_tokens"))
+        counts = (number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached_tokens)
+        message = self.dialect.read(EMPTY_REQUEST, response).replies[0]
+        return single(name(response.get("id")) or new_id(), message, _finish(response, message), counts)
 
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         return AssembledResponses()
 
     def named(self, body: bytes, recall: Callable[[], Recall]) -> NamedBefore | None:
         return for_record(body, recall()) if refers(body) or b"conversation" in body else None
 
-    def flattened(self, body: bytes) -> bytes:
-        return flattened(body)
+    def flatten(self, body: bytes) -> bytes:
+        return flatten(body)
 
 
-def _finish(found: Mapping[str, Json], message: Mapping[str, Json]) -> str | None:
-    match found.get("status"):
+def _finish(response: Mapping[str, Json], message: Mapping[str, Json]) -> str | None:
+    match response.get("status"):
         case "completed":
             return "tool_calls" if message.get("tool_calls") else "stop"
         case "incomplete":
-            reason = name(mapping(found.get("incomplete_details")).get("reason"))
+            reason = name(mapping(response.get("incomplete_details")).get("reason"))
             return "length" if reason == "max_output_tokens" else reason
         case _:
             return None
@@ -122,27 +122,27 @@ class AssembledResponses(ReplyEvents):
     def response(self) -> JsonObject:
         if not self._response and self.finish is None:
             return {}  # no event of a response came
-        items = [_whole(one.item, one.pieces) for one in sorted(self._items, key=lambda one: one.index)]
+        items = [_fill_item(one.item, one.pieces) for one in sorted(self._items, key=lambda one: one.index)]
         output = listed(self._response.get("output")) or items
         status = "incomplete" if self.finish == ABORT else self._response.get("status")
         return {**self._response, "object": "response", "status": status, "output": output}
 
 
-def _whole(item: JsonObject, pieces: Mapping[str, list[str]]) -> JsonObject:
+def _fill_item(item: JsonObject, pieces: Mapping[str, list[str]]) -> JsonObject:
     """An item that was not whole, with the pieces that came for it."""
     out = dict(item)
-    for part, said in ((part, "".join(texts)) for part, texts in pieces.items()):
+    for part, words in ((part, "".join(texts)) for part, texts in pieces.items()):
         match part:
             case "text":
-                _add(out, "content", {"type": "output_text", "text": said, "annotations": []})
+                _add(out, "content", {"type": "output_text", "text": words, "annotations": []})
             case "refusal":
-                _add(out, "content", {"type": "refusal", "refusal": said})
+                _add(out, "content", {"type": "refusal", "refusal": words})
             case "summary":
-                _add(out, "summary", {"type": "summary_text", "text": said})
+                _add(out, "summary", {"type": "summary_text", "text": words})
             case "thought":
-                _add(out, "content", {"type": "reasoning_text", "text": said})
+                _add(out, "content", {"type": "reasoning_text", "text": words})
             case _:
-                out[part] = (text(item.get(part)) or "") + said
+                out[part] = (text(item.get(part)) or "") + words
     return out
 
 

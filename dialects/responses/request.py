@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from millrace.dialects.common import decoded
+from millrace.dialects.common import decode_request
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Kind,
     Media,
     ModelRefusal,
@@ -26,18 +26,18 @@ from millrace.dialects.conversation import (
     ToolResult,
     ToolUse,
     Turn,
-    check_served,
+    check_support,
     media,
     schema_of,
-    unsupported,
+    unsupported_error,
 )
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.dialects.media import of_responses
 from millrace.dialects.responses.tools import (
-    bounded,
+    check_name,
     custom_arguments,
     full_name,
-    hosted,
+    hosted_places,
     inside,
     strict_names,
     tools_of,
@@ -54,7 +54,7 @@ MEDIA: dict[Any, Kind] = {
 }  # fmt: skip
 ROLES: dict[Any, Role] = {"system": "system", "developer": "developer", "user": "user", "assistant": "assistant"}
 TEXTS = ("input_text", "output_text", "text")
-UNSERVED = {
+REFUSALS = {
     "conversation": "the gateway keeps no conversations: send previous_response_id, or the items whole",
     "background": "a reply is made while its client waits",
     "prompt": "the gateway keeps no prompts",
@@ -118,13 +118,13 @@ _any_decoder = msgspec.json.Decoder(AnyResponses)
 
 def parse_responses(body: bytes) -> ResponsesRequest:
     """The request. Raises ApiError 400 for what is no JSON, or has wrong types."""
-    request: ResponsesRequest = decoded(_decoder, body)
+    request: ResponsesRequest = decode_request(_decoder, body)
     return request
 
 
 def parse_any(body: bytes) -> AnyResponses:
     """The little that any request must have. Raises ApiError 400."""
-    request: AnyResponses = decoded(_any_decoder, body)
+    request: AnyResponses = decode_request(_any_decoder, body)
     return request
 
 
@@ -148,40 +148,40 @@ def ask_of(request: ResponsesRequest) -> Ask:
         users=(request.user, request.safety_identifier),
         given=request,
         inside=inside(request.tools),
-        hosted=hosted(request.tools),
+        hosted=hosted_places(request.tools),
     )
     if not ask.turns:
         raise bad_request("input: at least one item is needed", param="input")
-    check_served(ask)
+    check_support(ask)
     return ask
 
 
 def _check(request: ResponsesRequest) -> None:
-    for param, why in UNSERVED.items():
+    for param, why in REFUSALS.items():
         if getattr(request, param):
-            raise unsupported(param, why)
+            raise unsupported_error(param, why)
     if request.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "nothing is left out of a conversation")
+        raise unsupported_error("truncation", "nothing is left out of a conversation")
     if "message.output_text.logprobs" in (request.include or ()):
-        raise unsupported("include", UNSERVED["top_logprobs"])
+        raise unsupported_error("include", REFUSALS["top_logprobs"])
 
 
-def _choice(given: str | dict[str, Any] | None) -> Literal["auto", "none"] | Forced:
-    if given is None or given == "auto":
+def _choice(choice: str | dict[str, Any] | None) -> Literal["auto", "none"] | ForcedCalls:
+    if choice is None or choice == "auto":
         return "auto"
-    if given == "none":
+    if choice == "none":
         return "none"
-    if given == "required":
-        return Forced()
-    if isinstance(given, dict) and given.get("type") == "function":
-        return Forced((_chosen(given),))
-    tools = given.get("tools") if isinstance(given, dict) and given.get("mode") == "required" else None
+    if choice == "required":
+        return ForcedCalls()
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return ForcedCalls((_tool_name(choice),))
+    tools = choice.get("tools") if isinstance(choice, dict) and choice.get("mode") == "required" else None
     if isinstance(tools, list) and tools:
-        return Forced(tuple(dict.fromkeys(_chosen(tool) for tool in tools)))
-    raise unsupported("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
+        return ForcedCalls(tuple(dict.fromkeys(_tool_name(tool) for tool in tools)))
+    raise unsupported_error("tool_choice", "auto, none, required, a function, or allowed_tools that are required")
 
 
-def _chosen(tool: Any) -> str:
+def _tool_name(tool: Any) -> str:
     """The name of a function that a choice names."""
     name = tool.get("name") if isinstance(tool, dict) else None
     if not isinstance(name, str):
@@ -197,7 +197,7 @@ def _output(text: dict[str, Any] | None) -> ReplyShape | None:
     if kind == "json_object":
         return ReplyShape("text.format")
     if kind != "json_schema":
-        raise unsupported("text.format", f"text, json_object or json_schema, not {kind!r}")
+        raise unsupported_error("text.format", f"text, json_object or json_schema, not {kind!r}")
     return ReplyShape("text.format", schema_of(form.get("schema"), "text.format"), form.get("strict") is True)
 
 
@@ -209,7 +209,7 @@ def turns_of(request: AnyResponses, *, strict: bool = True) -> list[Turn]:
         out.append(Turn("system", [Text(request.instructions)]))
     if isinstance(request.input, str):
         return [*out, Turn("user", [Text(request.input)])]
-    said: list[Part] | None = None
+    parts: list[Part] | None = None
     """what the model's turn that goes on has"""
     for at, item in enumerate(request.input):
         try:
@@ -220,23 +220,23 @@ def turns_of(request: AnyResponses, *, strict: bool = True) -> list[Turn]:
             continue
         if turn.role != "assistant":
             out.append(turn)
-            said = None
-        elif said is not None and _goes_on(said, turn.parts):
-            said += turn.parts
+            parts = None
+        elif parts is not None and _goes_on(parts, turn.parts):
+            parts += turn.parts
         else:
-            said = [*turn.parts]
-            out.append(Turn("assistant", said))
+            parts = [*turn.parts]
+            out.append(Turn("assistant", parts))
     return out
 
 
-def _goes_on(said: list[Part], more: list[Part]) -> bool:
+def _goes_on(parts: list[Part], more: list[Part]) -> bool:
     """Whether an item of the model belongs to the turn before it: thoughts stand first, and two texts that follow each
     other are two replies."""
-    if not said or not more:
+    if not parts or not more:
         return False
     if isinstance(more[0], Thinking):
-        return isinstance(said[-1], Thinking)
-    return isinstance(more[0], ToolUse) or not isinstance(said[-1], Text | ModelRefusal | Media)
+        return isinstance(parts[-1], Thinking)
+    return isinstance(more[0], ToolUse) or not isinstance(parts[-1], Text | ModelRefusal | Media)
 
 
 def _turn(item: dict[str, Any], place: str) -> Turn:
@@ -246,21 +246,21 @@ def _turn(item: dict[str, Any], place: str) -> Turn:
             return _message(item, place)
         case "function_call":
             id, name = _string(item, "call_id", place), full_name(item, _string(item, "name", place))
-            call = ToolUse(bounded(id, place), bounded(name, place), _string(item, "arguments", place))
+            call = ToolUse(check_name(id, place), check_name(name, place), _string(item, "arguments", place))
             return Turn("assistant", [call])
         case "custom_tool_call":
             id, name = _string(item, "call_id", place), full_name(item, _string(item, "name", place))
-            given = custom_arguments(_string(item, "input", place))
-            return Turn("assistant", [ToolUse(bounded(id, place), bounded(name, place), given)])
+            arguments = custom_arguments(_string(item, "input", place))
+            return Turn("assistant", [ToolUse(check_name(id, place), check_name(name, place), arguments)])
         case "function_call_output" | "custom_tool_call_output":
-            id = bounded(_string(item, "call_id", place), place)
-            said = _parts(item.get("output"), f"{place}.output")
-            text = "".join(part.text for part in said if isinstance(part, Text))
-            return Turn("tool", [*(part for part in said if isinstance(part, Media)), ToolResult(id, text)])
+            id = check_name(_string(item, "call_id", place), place)
+            parts = _parts(item.get("output"), f"{place}.output")
+            text = "".join(part.text for part in parts if isinstance(part, Text))
+            return Turn("tool", [*(part for part in parts if isinstance(part, Media)), ToolResult(id, text)])
         case "reasoning":
             return Turn("assistant", [Thinking(_thoughts(item))])
         case kind:
-            raise unsupported(place, f"items of type {kind!r} are not supported")
+            raise unsupported_error(place, f"items of type {kind!r} are not supported")
 
 
 def _message(item: dict[str, Any], place: str) -> Turn:
@@ -280,8 +280,8 @@ def _thoughts(item: dict[str, Any]) -> str:
     """The text of a reasoning item; what is encrypted is not read."""
     texts = []
     for field in ("summary", "content"):
-        found = item.get(field)
-        texts += [part.get("text") for part in found if isinstance(part, dict)] if isinstance(found, list) else []
+        parts = item.get(field)
+        texts += [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -303,7 +303,7 @@ def _parts(content: Any, place: str) -> list[Part]:
 
 
 def _string(item: dict[str, Any], field: str, place: str) -> str:
-    found = item.get(field)
-    if not isinstance(found, str):
+    value = item.get(field)
+    if not isinstance(value, str):
         raise bad_request(f"{place}.{field}: a text is required", param=place)
-    return found
+    return value

@@ -17,7 +17,7 @@ from typing import ClassVar
 from millrace.dialects import shape
 from millrace.dialects.answers import WholeAnswer, error_in
 from millrace.dialects.base import Dialect
-from millrace.dialects.conversation import Ask, Forced, Part, Text, Thinking, ToolUse, unsupported
+from millrace.dialects.conversation import Ask, ForcedCalls, Part, Text, Thinking, ToolUse, unsupported_error
 from millrace.dialects.reading.events import ReplyEvents
 from millrace.dialects.reading.reader import ROOT
 from millrace.dialects.rendering.base import Message
@@ -47,8 +47,8 @@ class ReplyListener(ReplyEvents):
         """What more bytes of the stream say."""
         self.size = 0  # what was heard is not kept
         self.feed(data)
-        heard, self._heard = self._heard, []
-        return heard
+        parts, self._heard = self._heard, []
+        return parts
 
     def end(self) -> list[Part]:
         """What is left to say where the stream came to its end."""
@@ -79,7 +79,7 @@ class Translator(ABC):
         """The request's fields. Raises ApiError 400 for what cannot be said in this API."""
 
     @abstractmethod
-    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
+    def whole(self, response: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
         """A whole answer, and the stop string that ended it where the API says so."""
 
     @abstractmethod
@@ -91,28 +91,28 @@ class Translator(ABC):
         return error_in(shape.object_in(body) or {})
 
 
-def refuse(ask: Ask, api: str, said: Mapping[str, bool]) -> None:
-    """Raises ApiError 400 for the first field, by its name in `said`, that is asked for and that the API lacks."""
-    for param, asked in said.items():
-        if asked:
-            raise unsupported(param, f"the upstream of {ask.model!r} speaks {api}, which has nothing like it")
+def refuse(ask: Ask, api: str, fields: Mapping[str, bool]) -> None:
+    """Raises ApiError 400 for the first field, by its name in `fields`, that is asked for and that the API lacks."""
+    for param, is_asked in fields.items():
+        if is_asked:
+            raise unsupported_error(param, f"the upstream of {ask.model!r} speaks {api}, which has nothing like it")
 
 
-def functions(ask: Ask, *, chosen: bool = False) -> list[Mapping[str, Json]] | None:
+def functions(ask: Ask, *, by_choice: bool = False) -> list[Mapping[str, Json]] | None:
     """The functions that are offered, with `strict` where that is asked, None where there are none; of those among
-    which the reply must choose only these, where `chosen`. Raises ApiError 400 for a tool that is none."""
+    which the reply must choose only these, where `by_choice`. Raises ApiError 400 for a tool that is none."""
     for at, tool in enumerate(ask.tools or ()):
         if not isinstance(tool.get("function"), dict):
-            raise unsupported(f"tools[{at}]", "only functions can be offered to an upstream of another API")
-    names = ask.choice.names if chosen and isinstance(ask.choice, Forced) else ()
-    offered = [_strict(tool["function"], ask) for tool in ask.tools or ()]
-    return [function for function in offered if not names or function.get("name") in names] or None
+            raise unsupported_error(f"tools[{at}]", "only functions can be offered to an upstream of another API")
+    names = ask.choice.names if by_choice and isinstance(ask.choice, ForcedCalls) else ()
+    offers = [_strict(tool["function"], ask) for tool in ask.tools or ()]
+    return [function for function in offers if not names or function.get("name") in names] or None
 
 
 def _strict(function: Mapping[str, Json], ask: Ask) -> Mapping[str, Json]:
     name = function.get("name")
-    said = {"strict": True} if isinstance(name, str) and name in ask.strict_tools else {}
-    return {**{field: given for field, given in function.items() if field != "strict"}, **said}
+    strictness = {"strict": True} if isinstance(name, str) and name in ask.strict_tools else {}
+    return {**{field: value for field, value in function.items() if field != "strict"}, **strictness}
 
 
 def parts_of(answer: WholeAnswer) -> list[Part]:
@@ -123,8 +123,8 @@ def parts_of(answer: WholeAnswer) -> list[Part]:
     out: list[Part] = []
     if thoughts := message.get("reasoning_content"):
         out.append(Thinking(thoughts))
-    if said := message.get("content"):
-        out.append(Text(said))
+    if content := message.get("content"):
+        out.append(Text(content))
     return [*out, *uses(message.get("tool_calls") or ())]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millrace.dialects.all import CHAT
-from millrace.dialects.answers import WholeAnswer, content, counts, listed, mapping, name, text, thinking, understood
+from millrace.dialects.answers import WholeAnswer, answer_in, content, counts, listed, mapping, name, text, thinking
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Media,
     ModelRefusal,
     Part,
@@ -33,8 +33,8 @@ class ToChat(Translator):
     dialect = CHAT
 
     def request(self, ask: Ask) -> JsonObject:
-        offered = functions(ask, chosen=True)
-        said: JsonObject = {
+        tools = functions(ask, by_choice=True)
+        fields: JsonObject = {
             "model": ask.model,
             "messages": _conversation(ask.turns),
             "max_completion_tokens": ask.max_tokens,
@@ -42,17 +42,17 @@ class ToChat(Translator):
             "top_p": ask.top_p,
             "top_k": ask.top_k or None,
             "stop": list(ask.stop) or None,
-            "tools": offered and [{"type": "function", "function": function} for function in offered],
-            "tool_choice": _choice(ask) if offered else None,
+            "tools": tools and [{"type": "function", "function": function} for function in tools],
+            "tool_choice": _choice(ask) if tools else None,
             "parallel_tool_calls": False if ask.tools and not ask.parallel else None,
             "response_format": _form(ask),
         }
         if ask.stream:
-            said |= {"stream": True, "stream_options": {"include_usage": True}}
-        return {field: given for field, given in said.items() if given is not None}
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+        return {field: value for field, value in fields.items() if value is not None}
 
-    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
-        return understood(found), None
+    def whole(self, response: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
+        return answer_in(response), None
 
     def listener(self) -> ReplyListener:
         return ChatListener()
@@ -66,21 +66,21 @@ class ChatListener(ReplyListener):
         self._calls = ChoiceParts()
 
     def take(self, event: JsonObject) -> bool:
-        told = self.told
-        told.id = told.id or name(event.get("id")) or ""
+        facts = self.told
+        facts.id = facts.id or name(event.get("id")) or ""
         if mapping(event.get("usage")):
-            told.usage = counts(event)
+            facts.usage = counts(event)
         for choice in listed(event.get("choices"))[:1]:
             self._choice(mapping(choice))
         return True
 
     def _choice(self, choice: Mapping[str, Json]) -> None:
         delta = mapping(choice.get("delta"))
-        given = delta.get("content")
-        if thoughts := text(delta.get("reasoning_content")) or text(delta.get("reasoning")) or thinking(given):
+        value = delta.get("content")
+        if thoughts := text(delta.get("reasoning_content")) or text(delta.get("reasoning")) or thinking(value):
             self._heard.append(Thinking(thoughts))
-        if said := content(given) or text(delta.get("refusal")):
-            self._heard.append(Text(said))
+        if words := content(value) or text(delta.get("refusal")):
+            self._heard.append(Text(words))
         self._calls.take({"tool_calls": delta.get("tool_calls")})
         if finish := name(choice.get("finish_reason")):
             self.told.finish = finish
@@ -96,21 +96,21 @@ class ChatListener(ReplyListener):
 def _conversation(turns: Sequence[Turn]) -> list[JsonObject]:
     """All turns: the results of one reply's calls stand together, and what else their tools showed behind them."""
     out: list[JsonObject] = []
-    shown: list[JsonObject] = []
+    attachments: list[JsonObject] = []
     for turn in turns:
         if turn.role != "tool":
-            out += shown
-            shown = []
+            out += attachments
+            attachments = []
         for message in _messages(turn):
-            (shown if turn.role == "tool" and message["role"] != "tool" else out).append(message)
-    return out + shown
+            (attachments if turn.role == "tool" and message["role"] != "tool" else out).append(message)
+    return out + attachments
 
 
 def _messages(turn: Turn) -> list[JsonObject]:
     """One turn: results of tools are messages of their own. Thoughts of former replies are left out: no other model
     wrote them."""
     out: list[JsonObject] = []
-    said: list[Part] = []
+    parts: list[Part] = []
     calls: list[JsonObject] = []
     for part in turn.parts:
         match part:
@@ -120,9 +120,9 @@ def _messages(turn: Turn) -> list[JsonObject]:
                 function = {"name": part.name, "arguments": part.arguments}
                 calls.append({"id": part.id, "type": "function", "function": function})
             case Text() | ModelRefusal() | Media():
-                said.append(part)
-    if said or calls or not out:
-        message: JsonObject = {"role": ROLES.get(turn.role, turn.role), "content": _content(said) or None}
+                parts.append(part)
+    if parts or calls or not out:
+        message: JsonObject = {"role": ROLES.get(turn.role, turn.role), "content": _content(parts) or None}
         if message["role"] == "tool":  # beside its results: what is no text
             message["role"] = "user"
         if calls:
@@ -133,19 +133,19 @@ def _messages(turn: Turn) -> list[JsonObject]:
     return out
 
 
-def _content(said: Sequence[Part]) -> str | list[JsonObject]:
-    texts = [part.text for part in said if isinstance(part, Text | ModelRefusal)]
-    if len(texts) == len(said):
+def _content(parts: Sequence[Part]) -> str | list[JsonObject]:
+    texts = [part.text for part in parts if isinstance(part, Text | ModelRefusal)]
+    if len(texts) == len(parts):
         return "".join(texts)
     return [
         to_chat(part) if isinstance(part, Media) else {"type": "text", "text": part.text}
-        for part in said
+        for part in parts
         if isinstance(part, Text | ModelRefusal | Media)
     ]
 
 
 def _choice(ask: Ask) -> Json:
-    if not isinstance(ask.choice, Forced):
+    if not isinstance(ask.choice, ForcedCalls):
         return None if ask.choice == "auto" else ask.choice
     if len(ask.choice.names) != 1:
         return "required"
@@ -157,5 +157,5 @@ def _form(ask: Ask) -> JsonObject | None:
         return None
     if ask.output.schema is None:
         return {"type": "json_object"}
-    held: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
-    return {"type": "json_schema", "json_schema": held}
+    reply_schema: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    return {"type": "json_schema", "json_schema": reply_schema}

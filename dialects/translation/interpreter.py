@@ -17,7 +17,7 @@ from millrace.dialects.answers import error_in
 from millrace.dialects.base import Dialect, ReplyStream, StreamEvent
 from millrace.dialects.conversation import Ask
 from millrace.dialects.errors import ApiError
-from millrace.dialects.stored_responses import Recalled, nobody
+from millrace.dialects.stored_responses import Recaller, no_recall
 from millrace.dialects.translation.base import ReplyFacts, Translator, parts_of
 from millrace.dialects.translation.reply import TranslatedCall
 from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, is_success
@@ -32,32 +32,32 @@ PIECE = 8 << 10
 
 
 class Interpreter(TextServer):
-    """`server`, which speaks the API of `translator`, for clients of `spoken`, who may name what is `recalled`."""
+    """`server`, which speaks the API of `translator`, for clients of `dialect`, who may name what is `recaller`."""
 
     def __init__(
-        self, server: TextServer, translator: Translator, spoken: Dialect, recalled: Recalled = nobody
+        self, server: TextServer, translator: Translator, dialect: Dialect, recaller: Recaller = no_recall
     ) -> None:
         self.base_url = server.base_url
         self._server = server
         self._translator = translator
-        self._spoken = spoken
-        self._recalled = recalled
+        self._spoken = dialect
+        self._recalled = recaller
 
     async def ask(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
         """The answer in the client's API, and in no other, whatever `path` says. Raises ApiError 400 for a request
         that the upstream's API has no words for, or that names what its caller was never told, EngineUnavailable also
         for an answer that is none of its API."""
-        ask, sent = await aside(len(body), self._request, body)
-        answer = await self._server.ask(*self._place(sent, headers))
+        ask, request_body = await aside(len(body), self._request, body)
+        answer = await self._server.ask(*self._place(request_body, headers))
         if not is_success(answer.status):
             return self.refusal(answer)
-        body = await aside(len(answer.body), self._whole, ask, answer.body)
+        body = await aside(len(answer.body), self._convert, ask, answer.body)
         return UpstreamReply(answer.status, answer.headers, body)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
         """The same, streamed."""
-        ask, sent = await aside(len(body), self._request, body)
-        answer = await self._server.stream(*self._place(sent, headers))
+        ask, request_body = await aside(len(body), self._request, body)
+        answer = await self._server.stream(*self._place(request_body, headers))
         return InterpretedReply(answer, self, ask, self._translator, self._spoken)
 
     async def send(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS) -> UpstreamReply:
@@ -70,38 +70,40 @@ class Interpreter(TextServer):
 
     def _request(self, body: bytes) -> tuple[Ask, bytes]:
         ask = self._spoken.understand(body, self._recalled).request
-        return ask, _encoded(self._translator.request(ask))
+        return ask, _encode(self._translator.request(ask))
 
-    def _place(self, sent: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, dict[str, str]]:
+    def _place(self, request_body: bytes, headers: Mapping[str, str]) -> tuple[str, bytes, dict[str, str]]:
         """Where a request goes, and with which headers: those of the client's API mean nothing there."""
-        named = {name: text for name, text in headers.items() if not name.startswith(("anthropic-", "openai-"))}
-        return self._translator.path, sent, {**named, **self._translator.headers}
+        client_headers = {
+            name: text for name, text in headers.items() if not name.startswith(("anthropic-", "openai-"))
+        }
+        return self._translator.path, request_body, {**client_headers, **self._translator.headers}
 
-    def _whole(self, ask: Ask, body: bytes) -> bytes:
-        found = shape.object_in(body)
-        words = error_in(found or {})
-        if found is None or dialects.writer_of(found) is not self._translator.dialect:
-            said = f"{self.base_url} gave an answer that is none of {self._translator.name}"
-            raise EngineUnavailable(said, status=200, received=len(body), words=words)
+    def _convert(self, ask: Ask, body: bytes) -> bytes:
+        response = shape.object_in(body)
+        words = error_in(response or {})
+        if response is None or dialects.writer_of(response) is not self._translator.dialect:
+            message = f"{self.base_url} gave an answer that is none of {self._translator.name}"
+            raise EngineUnavailable(message, status=200, received=len(body), words=words)
         try:
-            answer, stop = self._translator.whole(found)
+            answer, stop = self._translator.whole(response)
         except EngineUnavailable as error:
-            said = f"{self.base_url} gave a reply that failed"
-            raise EngineUnavailable(said, status=200, received=len(body), words=error.words) from None
+            message = f"{self.base_url} gave a reply that failed"
+            raise EngineUnavailable(message, status=200, received=len(body), words=error.words) from None
         if not answer.choices:
-            said = f"{self.base_url} gave an answer without a reply"
-            raise EngineUnavailable(said, status=200, received=len(body), words=words)
-        told = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
-        call = TranslatedCall(ask, self._spoken.prefix, told)
+            message = f"{self.base_url} gave an answer without a reply"
+            raise EngineUnavailable(message, status=200, received=len(body), words=words)
+        facts = ReplyFacts(answer.id, answer.usage, answer.choices[0].finish, stop)
+        call = TranslatedCall(ask, self._spoken.prefix, facts)
         call.choice.say(parts_of(answer))
         call.end()
         return self._spoken.whole(call, call.choices)
 
     def refusal(self, answer: UpstreamReply) -> UpstreamReply:
         """A refusal in the client's words."""
-        said = self._translator.error(answer.body) or f"The upstream answered with status {answer.status}"
+        message = self._translator.error(answer.body) or f"The upstream answered with status {answer.status}"
         kind = "server_error" if answer.status >= 500 else "invalid_request_error"
-        error = ApiError(answer.status, said, type=kind)
+        error = ApiError(answer.status, message, type=kind)
         return UpstreamReply(answer.status, {**answer.headers, "content-type": JSON}, self._spoken.error(error))
 
 
@@ -109,7 +111,7 @@ class InterpretedReply(StreamedReply):
     """A streamed answer in the client's API."""
 
     def __init__(
-        self, answer: StreamedReply, interpreter: Interpreter, ask: Ask, translator: Translator, spoken: Dialect
+        self, answer: StreamedReply, interpreter: Interpreter, ask: Ask, translator: Translator, dialect: Dialect
     ) -> None:
         self.status = answer.status
         self.headers = answer.headers
@@ -117,7 +119,7 @@ class InterpretedReply(StreamedReply):
         self._interpreter = interpreter
         self._ask = ask
         self._translator = translator
-        self._spoken = spoken
+        self._spoken = dialect
         self._facts = ReplyFacts()
 
     @property
@@ -137,10 +139,10 @@ class InterpretedReply(StreamedReply):
             if size > bounds.REPLY_BYTES:
                 raise EngineUnavailable(f"{url} streams more than {bounds.REPLY_BYTES} bytes")
             for at in range(0, len(data), PIECE):
-                if heard := call.choice.say(listener.hear(data[at : at + PIECE])):
-                    writer = writer or self._spoken.streamed(call)
-                    if events := writer.take(call.choice, heard, 0):
-                        yield _told(events)
+                if parts := call.choice.say(listener.hear(data[at : at + PIECE])):
+                    writer = writer or self._spoken.stream_writer(call)
+                    if events := writer.take(call.choice, parts, 0):
+                        yield _join_events(events)
                 if len(data) > PIECE:
                     await asyncio.sleep(0)  # others have their turn
             if listener.error:
@@ -150,10 +152,10 @@ class InterpretedReply(StreamedReply):
                 raise EngineUnavailable(f"{url} sent an event that is none of {name}, or is beyond the limits")
         if not listener.closing:
             raise EngineUnavailable(f"{url} broke off its answer before the end")
-        writer = writer or self._spoken.streamed(call)
-        left = writer.take(call.choice, heard, 0) if (heard := call.choice.say(listener.end())) else []
+        writer = writer or self._spoken.stream_writer(call)
+        rest = writer.take(call.choice, parts, 0) if (parts := call.choice.say(listener.end())) else []
         call.end()
-        yield _told([*left, *writer.end()])
+        yield _join_events([*rest, *writer.end()])
 
     async def read_all(self) -> UpstreamReply:
         """A refusal in the client's words."""
@@ -164,12 +166,12 @@ class InterpretedReply(StreamedReply):
         self._answer.close()
 
 
-def _encoded(request: Mapping[str, Json]) -> bytes:
+def _encode(request: Mapping[str, Json]) -> bytes:
     try:
         return orjson.dumps(request)
     except TypeError:  # a schema with an integer of more than 64 bits
         return json.dumps(request).encode()
 
 
-def _told(events: Sequence[StreamEvent]) -> bytes:
+def _join_events(events: Sequence[StreamEvent]) -> bytes:
     return b"".join(event.sse() for event in events)

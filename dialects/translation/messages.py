@@ -12,7 +12,7 @@ from millrace.dialects.all import MESSAGES, reader
 from millrace.dialects.answers import WholeAnswer, arguments_text, mapping, name, number, text
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Media,
     ModelRefusal,
     Part,
@@ -21,7 +21,7 @@ from millrace.dialects.conversation import (
     ToolResult,
     ToolUse,
     Turn,
-    unsupported,
+    unsupported_error,
 )
 from millrace.dialects.messages.reader import FINISH
 from millrace.dialects.translation.base import ReplyListener, Translator, functions, refuse
@@ -51,8 +51,8 @@ class ToMessages(Translator):
             ask.output.param if ask.output is not None else "": ask.output is not None,
         })  # fmt: skip
         system, rest = _split(ask.turns)
-        offered = functions(ask, chosen=True)
-        said: JsonObject = {
+        tools = functions(ask, by_choice=True)
+        fields: JsonObject = {
             "model": ask.model,
             "max_tokens": MOST if ask.max_tokens is None else ask.max_tokens,
             "system": system or None,
@@ -61,14 +61,14 @@ class ToMessages(Translator):
             "top_p": ask.top_p,
             "top_k": ask.top_k or None,
             "stop_sequences": list(ask.stop) or None,
-            "tools": offered and [_tool(function) for function in offered],
+            "tools": tools and [_tool(function) for function in tools],
             "tool_choice": _choice(ask) if ask.tools else None,
             "stream": ask.stream or None,
         }
-        return {field: given for field, given in said.items() if given is not None}
+        return {field: value for field, value in fields.items() if value is not None}
 
-    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
-        return reader(MESSAGES).understood(found), text(found.get("stop_sequence"))
+    def whole(self, response: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
+        return reader(MESSAGES).answer_in(response), text(response.get("stop_sequence"))
 
     def listener(self) -> ReplyListener:
         return MessagesListener()
@@ -109,24 +109,24 @@ class MessagesListener(ReplyListener):
         return True
 
     def _count(self, usage: object) -> None:
-        counted = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        self._counts |= {field: number(mapping(usage).get(field)) for field in counted if field in mapping(usage)}
-        told, written, read, made = (self._counts.get(field, 0) for field in counted)
-        self.told.usage = (number(told + read + made), written, read)
+        fields = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        self._counts |= {field: number(mapping(usage).get(field)) for field in fields if field in mapping(usage)}
+        prompt, completion, read, creation = (self._counts.get(field, 0) for field in fields)
+        self.told.usage = (number(prompt + read + creation), completion, read)
 
     def _begin(self, block: Mapping[str, Json]) -> None:
         self._stop()
         if block.get("type") == "tool_use":
             self._use, self._input = dict(block), []
-        elif said := text(block.get("text")):
-            self._heard.append(Text(said))
+        elif words := text(block.get("text")):
+            self._heard.append(Text(words))
         elif thoughts := text(block.get("thinking")):
             self._heard.append(Thinking(thoughts))
 
     def _delta(self, delta: Mapping[str, Json]) -> None:
         match delta.get("type"):
-            case "text_delta" if said := text(delta.get("text")):
-                self._heard.append(Text(said))
+            case "text_delta" if words := text(delta.get("text")):
+                self._heard.append(Text(words))
             case "thinking_delta" if thoughts := text(delta.get("thinking")):
                 self._heard.append(Thinking(thoughts))
             case "input_json_delta" if piece := arguments_text(delta.get("partial_json")):
@@ -135,8 +135,8 @@ class MessagesListener(ReplyListener):
     def _stop(self) -> None:
         if self._use is None:
             return
-        given = self._use.get("input")
-        arguments = "".join(self._input) or arguments_text(given) or "{}"
+        value = self._use.get("input")
+        arguments = "".join(self._input) or arguments_text(value) or "{}"
         self._heard.append(ToolUse(text(self._use.get("id")) or "", text(self._use.get("name")) or "", arguments))
         self._use = None
 
@@ -147,7 +147,7 @@ def _split(turns: Sequence[Turn]) -> tuple[str, list[Turn]]:
     while at < len(turns) and turns[at].role in ("system", "developer"):
         for part in turns[at].parts:
             if isinstance(part, Media):
-                raise unsupported(
+                raise unsupported_error(
                     part.at, f"instructions are text where the upstream speaks Messages, not {part.type!r}"
                 )
             texts += [part.text] if isinstance(part, Text | ModelRefusal) else []
@@ -160,19 +160,19 @@ def _split(turns: Sequence[Turn]) -> tuple[str, list[Turn]]:
 def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
     """Turns of user and assistant by turns, as this API wants them: later instructions and results of tools are the
     user's; results stand before what else the user says."""
-    said: list[tuple[str, list[JsonObject]]] = []
+    messages: list[tuple[str, list[JsonObject]]] = []
     for turn in turns:
         role = "assistant" if turn.role == "assistant" else "user"
         blocks = [block for part in turn.parts if (block := _block(part)) is not None]
-        if not blocks and said:
+        if not blocks and messages:
             continue
-        if said and said[-1][0] == role:
-            said[-1][1].extend(blocks)
+        if messages and messages[-1][0] == role:
+            messages[-1][1].extend(blocks)
         else:
-            said.append((role, blocks))
-    for _, blocks in said:
+            messages.append((role, blocks))
+    for _, blocks in messages:
         blocks.sort(key=lambda block: block["type"] != "tool_result")  # stable
-    return [{"role": role, "content": blocks or [{"type": "text", "text": ""}]} for role, blocks in said]
+    return [{"role": role, "content": blocks or [{"type": "text", "text": ""}]} for role, blocks in messages]
 
 
 def _block(part: Part) -> JsonObject | None:
@@ -193,10 +193,10 @@ def _block(part: Part) -> JsonObject | None:
 def _input(arguments: str) -> JsonObject:
     """The arguments of a call as the object that this API wants; text that is none within one."""
     try:
-        found = None if shape.unwieldy(arguments) else orjson.loads(arguments or "{}")
+        value = None if shape.unwieldy(arguments) else orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {"input": arguments}
+        value = None
+    return value if isinstance(value, dict) else {"input": arguments}
 
 
 def _tool(function: Mapping[str, Json]) -> JsonObject:
@@ -210,7 +210,7 @@ def _choice(ask: Ask) -> JsonObject | None:
     alone = {} if ask.parallel else {"disable_parallel_tool_use": True}
     if ask.choice == "none":
         return {"type": "none"}
-    if not isinstance(ask.choice, Forced):
+    if not isinstance(ask.choice, ForcedCalls):
         return {"type": "auto", **alone} if alone else None
     if len(ask.choice.names) == 1:
         return {"type": "tool", "name": ask.choice.names[0], **alone}

@@ -11,7 +11,7 @@ from millrace.infra.engines.base import ABORT
 from millrace.schemas.ids import now_micros
 from millrace.schemas.json_values import JsonObject
 
-KNOWN = ("stop", "length", "tool_calls", "content_filter")
+REASONS = ("stop", "length", "tool_calls", "content_filter")
 """reasons of an end that every API has a word for"""
 ENDS = {"refusal": "content_filter", "model_context_window_exceeded": "length", "pause_turn": "length"}
 """one of them for others, by the name of these"""
@@ -86,18 +86,18 @@ class TranslatedChoice:
 
 
 class TranslatedCall:
-    """A request and its one reply. `told`: what the upstream says of it."""
+    """A request and its one reply. `facts`: what the upstream says of it."""
 
-    shortened = False
+    is_shortened = False
     keeps = True
 
-    def __init__(self, request: Ask, prefix: str, told: ReplyFacts) -> None:
+    def __init__(self, request: Ask, prefix: str, facts: ReplyFacts) -> None:
         self.request = request
         self.when = now_micros()
         self.choice = TranslatedChoice()
         self.choices = [self.choice]
         self._prefix = prefix
-        self._told = told
+        self._told = facts
         self._id = ""
 
     @property
@@ -137,7 +137,7 @@ class TranslatedCall:
         """The reply is at its end."""
         finish = self._told.finish or "stop"
         finish = ENDS.get(finish, finish)
-        self.choice.finish, self.choice.stop = finish if finish in KNOWN else "stop", self._told.stop
+        self.choice.finish, self.choice.stop = finish if finish in REASONS else "stop", self._told.stop
 
     def token(self, id: int) -> str:
         """There are none."""

@@ -8,7 +8,7 @@ from millrace.dialects.all import RESPONSES, reader
 from millrace.dialects.answers import WholeAnswer, arguments_text, error_in, mapping, name, text
 from millrace.dialects.conversation import (
     Ask,
-    Forced,
+    ForcedCalls,
     Media,
     ModelRefusal,
     Part,
@@ -25,7 +25,7 @@ from millrace.dialects.translation.media import to_responses
 from millrace.infra.errors import EngineUnavailable
 from millrace.schemas.json_values import Json, JsonObject
 
-FAILED = ("failed", "cancelled")
+FAILURES = ("failed", "cancelled")
 TEXTS = ("response.output_text.delta", "response.refusal.delta")
 THOUGHTS = ("response.reasoning_summary_text.delta", "response.reasoning_text.delta")
 
@@ -47,26 +47,26 @@ class ToResponses(Translator):
             "min_p": ask.min_p != 0,
             "logit_bias": bool(ask.logit_bias),
         })  # fmt: skip
-        offered = functions(ask)
-        said: JsonObject = {
+        tools = functions(ask)
+        fields: JsonObject = {
             "model": ask.model,
             "input": [item for turn in ask.turns for item in _items(turn)],
             "max_output_tokens": ask.max_tokens,
             "temperature": ask.temperature,
             "top_p": ask.top_p,
-            "tools": offered and [_tool(function) for function in offered],
+            "tools": tools and [_tool(function) for function in tools],
             "tool_choice": _choice(ask) if ask.tools else None,
             "parallel_tool_calls": False if ask.tools and not ask.parallel else None,
             "text": _form(ask),
             "stream": ask.stream or None,
             "store": False,
         }
-        return {field: given for field, given in said.items() if given is not None}
+        return {field: value for field, value in fields.items() if value is not None}
 
-    def whole(self, found: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
-        if found.get("status") in FAILED:
-            raise EngineUnavailable("the response failed", status=200, words=_why(found))
-        return reader(RESPONSES).understood(found), None
+    def whole(self, response: Mapping[str, Json]) -> tuple[WholeAnswer, str | None]:
+        if response.get("status") in FAILURES:
+            raise EngineUnavailable("the response failed", status=200, words=_why(response))
+        return reader(RESPONSES).answer_in(response), None
 
     def listener(self) -> ReplyListener:
         return ResponsesListener()
@@ -84,8 +84,8 @@ class ResponsesListener(ReplyListener):
         elif kind == "response.output_item.done":
             item = mapping(event.get("item"))
             if item.get("type") == "function_call":
-                id, called = (text(item.get(field)) or "" for field in ("call_id", "name"))
-                self._heard.append(ToolUse(id, called, arguments_text(item.get("arguments")) or "{}"))
+                id, tool_name = (text(item.get(field)) or "" for field in ("call_id", "name"))
+                self._heard.append(ToolUse(id, tool_name, arguments_text(item.get("arguments")) or "{}"))
         elif kind == "response.created":
             self.told.id = name(mapping(event.get("response")).get("id")) or ""
         elif kind in ENDS:
@@ -93,14 +93,14 @@ class ResponsesListener(ReplyListener):
         return True
 
     def _say(self, kind: type[Text] | type[Thinking], event: Mapping[str, Json]) -> None:
-        if said := text(event.get("delta")):
-            self._heard.append(kind(said))
+        if words := text(event.get("delta")):
+            self._heard.append(kind(words))
 
     def _end(self, response: Mapping[str, Json]) -> None:
-        answer = reader(RESPONSES).understood(response)
+        answer = reader(RESPONSES).answer_in(response)
         self.told.usage, self.told.finish = answer.usage, answer.choices[0].finish
         self.closing = True
-        if response.get("status") in FAILED:
+        if response.get("status") in FAILURES:
             self.error = _why(response)
 
 
@@ -112,7 +112,7 @@ def _why(response: Mapping[str, Json]) -> str:
 def _items(turn: Turn) -> list[JsonObject]:
     """One turn: its message first, then its calls and results, each an item. Thoughts of former replies are left out:
     no other model wrote them."""
-    said: list[JsonObject] = []
+    content: list[JsonObject] = []
     rest: list[JsonObject] = []
     for part in turn.parts:
         match part:
@@ -123,11 +123,11 @@ def _items(turn: Turn) -> list[JsonObject]:
             case ToolResult():
                 rest.append({"type": "function_call_output", "call_id": part.call or "", "output": part.text})
             case Text() | ModelRefusal() | Media():
-                said.append(_part(turn.role, part))
+                content.append(_part(turn.role, part))
     role = "user" if turn.role == "tool" else turn.role
-    if not said and not rest:  # a turn that says nothing is one all the same
-        said.append(_part(role, Text("")))
-    message: list[JsonObject] = [{"type": "message", "role": role, "content": said}] if said else []
+    if not content and not rest:  # a turn that says nothing is one all the same
+        content.append(_part(role, Text("")))
+    message: list[JsonObject] = [{"type": "message", "role": role, "content": content}] if content else []
     return [*message, *rest] if turn.role == "assistant" else [*rest, *message]
 
 
@@ -147,7 +147,7 @@ def _tool(function: Mapping[str, Json]) -> JsonObject:
 
 
 def _choice(ask: Ask) -> Json:
-    if not isinstance(ask.choice, Forced):
+    if not isinstance(ask.choice, ForcedCalls):
         return None if ask.choice == "auto" else ask.choice
     tools = [{"type": "function", "name": name} for name in ask.choice.names]
     if not tools:
@@ -160,5 +160,5 @@ def _form(ask: Ask) -> JsonObject | None:
         return None
     if ask.output.schema is None:
         return {"format": {"type": "json_object"}}
-    held: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
-    return {"format": {"type": "json_schema", **held}}
+    reply_schema: JsonObject = {"name": "reply", "schema": ask.output.schema, "strict": ask.output.strict}
+    return {"format": {"type": "json_schema", **reply_schema}}

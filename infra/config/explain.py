@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
-from pydantic_core import ErrorDetails
 
 from millrace.infra.config.settings import PREFIX, Settings
 from millrace.infra.errors import ConfigError
@@ -17,7 +16,7 @@ RESERVED_NAMES = ("CONFIG", "DEPLOYMENT", "PROCESS", "ROLE", "SETTINGS")
 which of several processes of a gateway it is, and the digest of the settings it was started with."""
 
 
-def explain(problem: ErrorDetails) -> str:
+def explain(problem: Mapping[str, Any]) -> str:
     """One line for one of pydantic's findings."""
     where = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":

@@ -105,7 +105,7 @@ class CallRoutes:
         id, query = request.path_params.get("id", ""), dict(request.query_params)
         recall = partial(gateway.recall, caller, request.headers)
         asking = SideRequest(recall, self.engines.count, gateway.delete, id, body, query)
-        if id and (upstream := dialect.away(asking)) is not None:
+        if id and (upstream := dialect.keeper(asking)) is not None:
             if upstreams is None:
                 raise no_keeper(id, upstream)
             visit.watch()

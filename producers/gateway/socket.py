@@ -177,7 +177,7 @@ class _Socket:
             self._busy = False  # here, so that whoever saw the last event may ask again at once
 
     async def _fail(self, error: ApiError) -> None:
-        event = orjson.loads(self._sockets.dialect.failed(error).data)
+        event = orjson.loads(self._sockets.dialect.failure_event(error).data)
         await self._say(orjson.dumps({**event, "status": error.status}))
 
     async def _say(self, data: bytes) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from millrace.dialects.answers import text
 from millrace.infra.config import RewardJudge
 from millrace.infra.engines.upstream import TextUpstream, UpstreamReply
 from millrace.infra.errors import EngineTimeout, EngineUnavailable, RewardError
@@ -63,7 +62,8 @@ class AskedJudge:
 
     async def judge(self, task: str, output: str, episode: JsonObject) -> Verdict:
         """The verdict on an output. `task` is JSON text. Never raises for what the judge does."""
-        options, talk = self._options, text(episode.get(CONVERSATION)) if self.reads else None
+        options, value = self._options, episode.get(CONVERSATION) if self.reads else None
+        talk = value if isinstance(value, str) else None
         if self.reads and talk is None:
             return NO_CONVERSATION
         body = rubric.request(self.rubric, options.model, task, output, options.max_tokens, self._api, talk)

@@ -19,7 +19,6 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from millrace.dialects.answers import mapping
 from millrace.schemas import bounds
 from millrace.streams.reward.pool import Verdict
 
@@ -92,7 +91,7 @@ def files(task: Mapping[str, object], name: str) -> dict[str, str]:
 
 def count(task: Mapping[str, object]) -> int:
     """How many tests a task says it has, 0 where it does not say. Raises ValueError with the failure."""
-    number = mapping(task.get("tests")).get("count", 0)
+    number = tests.get("count", 0) if isinstance(tests := task.get("tests"), dict) else 0
     if type(number) is not int or not 0 <= number <= TESTS:
         raise ValueError(BAD_TESTS)
     return number

@@ -192,7 +192,7 @@ def test_keys_and_a_home_that_others_may_read_are_a_warning(opened: str | None, 
 def test_a_version_that_the_engine_here_would_serve_wrongly_is_bad(
     config: dict[str, bool] | None, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "installed", lambda _: "cpu")
+    monkeypatch.setattr(launch, "build_here", lambda _: "cpu")
     made = load(flags={"home": str(tmp_path), "objects": str(tmp_path / "objects"), "kafka.bootstrap": "127.0.0.1:1"})
     version = Path(made.weights.removeprefix("file://")) / "v0-0123456789ab"
     if config is not None:

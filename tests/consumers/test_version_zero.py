@@ -99,7 +99,7 @@ def test_an_object_store_needs_a_mount(tmp_path: Path) -> None:
 def test_tied_embeddings_are_refused_where_vllm_reloads_them_wrongly_and_untied_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "installed", lambda _: "cpu")
+    monkeypatch.setattr(launch, "build_here", lambda _: "cpu")
     settings = settings_for(tmp_path, "127.0.0.1:1", "t")[0]
     settings = settings.model_copy(
         update={"engine": settings.engine.model_copy(update={"kind": "vllm", "local": True})}

@@ -71,11 +71,11 @@ class ToyEvents(ReplyEvents):
 class ToyReader(DialectReader):
     """`POST /toy`."""
 
-    def understood(self, found: Mapping[str, Any]) -> WholeAnswer:
+    def answer_in(self, found: Mapping[str, Any]) -> WholeAnswer:
         said = {"role": "assistant", "content": text(found.get("said")) or ""}
         return single(text(found.get("toy")) or "", said, "stop", (0, number(found.get("count")), 0))
 
-    def assembled(self) -> ReplyEvents:
+    def assembler(self) -> ReplyEvents:
         return ToyEvents()
 
 
@@ -101,8 +101,12 @@ class Toy(Dialect):
         (choice,) = choices
         return orjson.dumps({"toy": call.response_id, "said": choice.message()["content"], "count": len(choice.ids)})
 
-    def streamed(self, call: EngineCall) -> ReplyStream:
+    def stream_writer(self, call: EngineCall) -> ReplyStream:
         return ToyStream()
+
+    def events_of(self, response: Mapping[str, Any]) -> list[StreamEvent]:
+        said = text(response.get("said"))
+        return [StreamEvent("", orjson.dumps({"word": said}))] if said else []
 
     def error(self, error: ApiError) -> bytes:
         return orjson.dumps({"toy_error": str(error)})
@@ -152,7 +156,7 @@ async def test_it_is_served_streamed_and_gone_on_with_on_exact_tokens(w: World) 
     headers = {"authorization": f"Bearer {key}"}
     first = (await w.http.post("/v1/toy", json={"lines": ["hi"]}, headers=headers)).json()
     assert first["said"] == "Hello you!"
-    assert dialects.minted(first["toy"])
+    assert dialects.is_minted(first["toy"])
     lines = ["hi", first["said"], "more"]
     assert words(await w.http.post("/v1/toy", json={"lines": lines, "stream": True}, headers=headers)) == "Hello you!"
     before, after = w.calls()

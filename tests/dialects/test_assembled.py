@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.dialects.all import named, reader
+from millrace.dialects.all import by_name, reader
 from millrace.dialects.conversation import ToolUse
 from millrace.dialects.translation.all import TRANSLATORS
 from millrace.dialects.translation.base import Translator
@@ -102,13 +102,13 @@ WRITE = {"chat": chat, "messages": messages, "responses": responses}
 
 def logged(to: Translator, events: list[dict[str, Any]]) -> list[tuple[str, str, Any]]:
     """The calls as the log has them, read back as a start reads them."""
-    one = reader(named(to.name))
-    parts = one.assembled()
+    one = reader(by_name(to.name))
+    parts = one.assembler()
     for event in events:
         parts.feed(b"data: " + orjson.dumps(event) + b"\n\n")
     assert parts.unread == 0
     body, _ = one.whole(parts, b"")
-    (reply,) = named(to.name).read(b'{"messages":[],"input":[]}', orjson.loads(body)).replies.values()
+    (reply,) = by_name(to.name).read(b'{"messages":[],"input":[]}', orjson.loads(body)).replies.values()
     functions = [(call["id"], call["function"]) for call in reply["tool_calls"]]
     return [(id, function["name"], json.loads(function["arguments"])) for id, function in functions]
 

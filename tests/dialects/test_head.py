@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.dialects.errors import ApiError
-from millrace.dialects.reading.head import FIELDS, read_head, renamed
+from millrace.dialects.reading.head import FIELDS, read_head, rename_model
 
 
 @pytest.mark.parametrize("digits", [19, 400, 5000, 60_000])
@@ -25,4 +25,4 @@ def test_a_value_that_is_no_text_of_json_is_refused(field: str, value: bytes) ->
 
 
 def test_the_last_of_two_fields_of_one_name_goes_on_where_a_request_is_renamed() -> None:
-    assert renamed(b'{"model":"a","x":1,"x":2.0,"model":"b"}', "n") == b'{"model":"n","x":2.0}'
+    assert rename_model(b'{"model":"a","x":1,"x":2.0,"model":"b"}', "n") == b'{"model":"n","x":2.0}'

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from millrace.dialects.all import read
 from millrace.dialects.dialogue import dialogue
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.dialects.responses.expand import listed
+from millrace.dialects.responses.expand import request_items
 from millrace.dialects.responses.request import parse_any
 from millrace.infra.engines.base import Sampling
 from millrace.schemas import codec
@@ -161,7 +161,10 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: Sequence[tuple[A
         assert mine.conversation() == theirs.conversation()
         assert mine.conversation() is not None
         items = orjson.loads(call["response"])["output"]
-        assert list(map(orjson.loads, theirs.conversation() or ())) == [*listed(parse_any(call["request"])), *items]
+        assert list(map(orjson.loads, theirs.conversation() or ())) == [
+            *request_items(parse_any(call["request"])),
+            *items,
+        ]
     assert kept.size == again.sessions.stored.size
     await again.close()
 

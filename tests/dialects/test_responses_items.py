@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
-from millrace.dialects.responses.items import identified, page
+from millrace.dialects.responses.items import page, with_ids
 
 ids = st.none() | st.sampled_from(("a", "b", "msg_r_in1", "msg_r_in1_", ""))
 items = st.lists(
@@ -23,7 +23,7 @@ items = st.lists(
 
 @given(items, st.integers(1, 100), st.sampled_from(("asc", "desc", None)))
 def test_whoever_turns_the_pages_gets_every_item_once(given: list[Any], limit: int, order: str | None) -> None:
-    whole = identified(given, "resp_r")
+    whole = with_ids(given, "resp_r")
     assert len({item["id"] for item in whole}) == len(given)
     got: list[Any] = []
     query = {"limit": str(limit), **({"order": order} if order else {})}

@@ -14,6 +14,7 @@ import pytest
 from tests.support.documents import BENCHMARKS, ROOT, RUN_BY
 
 SMALL = {
+    "bench_audit": "--actions 400 --rounds 1",
     "bench_backends": "--groups 2 --steps 1 --ranks 1",
     "bench_codec": "",
     "bench_conversation": "--turns 10",
@@ -23,6 +24,7 @@ SMALL = {
     "bench_durability": "--records 100 --transactions 2",
     "bench_gateway": "--seconds 0.1 --processes 2",
     "bench_gateway_start": "--calls 300 --kills 1",
+    "bench_idle": "--idle 50 --clients 4 --seconds 0.1 --rounds 1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 24",
     "bench_killed": "--engine inprocess --batch 8 --kills 1",
     "bench_packing": "--samples 8 --steps 1",

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from millrace.dialects.answers import understood
+from millrace.dialects.answers import answer_in
 from millrace.dialects.rendering.template import TemplateRenderer
 from tests.support import odd_json
 from tests.support.in_process import Answer, InProcess, Played
@@ -242,7 +242,7 @@ class Traffic:
             return
         try:
             found = answer.json
-            said = understood(found).choices if path == CHAT else []
+            said = answer_in(found).choices if path == CHAT else []
         except (orjson.JSONDecodeError, AttributeError, TypeError):
             return  # an upstream's words, passed on as they are; what the gateway makes of them is judged elsewhere
         if path == "/v1/sessions":

@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from millrace.dialects.all import minted
+from millrace.dialects.all import is_minted
 from millrace.infra.process.net import LOCALHOST
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.options import GatewayOptions
@@ -26,7 +26,7 @@ def made(folder: Path, quiet_s: float, max_waiting: int = 1 << 30) -> OtlpReceiv
     """The receiver over a folder."""
     spans = CaptureLog(folder / "spans", name="otlp", max_waiting=max_waiting)
     events = CaptureLog(folder / "events", name="otlp")
-    return OtlpReceiver(spans, events, Assembler("p", int(quiet_s * SECOND)), is_captured=minted)
+    return OtlpReceiver(spans, events, Assembler("p", int(quiet_s * SECOND)), is_captured=is_minted)
 
 
 def options(limit: int = 1 << 20) -> GatewayOptions:

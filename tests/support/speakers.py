@@ -308,7 +308,7 @@ class ResponsesSpeaker(OpenaiSpeaker):
                 out += said.raw if isinstance(said.raw, list) else [said.raw]
         return out
 
-    def _given(self, talk: Talk, tools: Sequence[str], system: str, most: int) -> dict[str, Any]:
+    def _arguments(self, talk: Talk, tools: Sequence[str], system: str, most: int) -> dict[str, Any]:
         given: dict[str, Any] = {"model": "m", "input": self.items(talk), "max_output_tokens": most}
         if system:
             given["instructions"] = system

@@ -84,7 +84,7 @@ def says(response: bytes, one: Exchange) -> bool:
     if not one.streamed:
         return one.said == response or (hidden and _without_thoughts(response) == _parsed(one.said))
     read = reader(of_path(one.path))
-    events = read.assembled()
+    events = read.assembler()
     events.feed(one.said)
     told = events.response()
     came = read.answer(orjson.dumps(told), b"")

@@ -22,5 +22,5 @@ FORMS = (HERMES, FUNCTION_XML, GLM, DEEPSEEK, MISTRAL, PHI, GRANITE, GEMMA, LFM2
 
 def writable(form: Form, tokenizer: ChatTokenizer) -> bool:
     """Whether a tokenizer has all tokens of a form."""
-    needed = [*form.tokens, *(token for token in (form.open, form.close) if token is not None)]
-    return all(tokenizer.convert_tokens_to_ids(token) is not None for token in needed)
+    tokens = [*form.tokens, *(token for token in (form.open, form.close) if token is not None)]
+    return all(tokenizer.convert_tokens_to_ids(token) is not None for token in tokens)

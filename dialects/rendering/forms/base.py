@@ -50,7 +50,7 @@ class Form:
 
 
 SIGNS = re.compile(r'["{}]')
-QUOTED = re.compile(r'["\\]')
+QUOTE_SIGNS = re.compile(r'["\\]')
 HEAD_CHARS = 2 * bounds.NAME_BYTES
 """characters within which a block names its call, else its arguments are told when they are whole"""
 
@@ -77,9 +77,9 @@ class ArgumentsDraft:
     def _begin(self, piece: str) -> str:
         self._rest += piece
         if self._head is not None:
-            found = self._head.match(self._rest)
-            text = self._rest[found.end() :] if found else ""
-            name = found.group(1) if found else ""
+            match = self._head.match(self._rest)
+            text = self._rest[match.end() :] if match else ""
+            name = match.group(1) if match else ""
         else:
             text, name = self._rest.lstrip(), self.name
         opening = text[1:].lstrip()
@@ -100,11 +100,11 @@ class ArgumentsDraft:
                 self._escaped = False
                 at += 1
                 continue
-            found = (QUOTED if self._quoted else SIGNS).search(text, at)
-            if found is None:
+            sign = (QUOTE_SIGNS if self._quoted else SIGNS).search(text, at)
+            if sign is None:
                 break
-            at = found.end()
-            match found.group():
+            at = sign.end()
+            match sign.group():
                 case "\\":
                     self._escaped = True
                 case '"':
@@ -126,14 +126,14 @@ class ArgumentsDraft:
 
 def schemas_of(tools: Tools) -> Schemas:
     """The schemas of what is offered; a tool in another shape has none."""
-    found: dict[str, Mapping[str, Json]] = {}
+    schemas: dict[str, Mapping[str, Json]] = {}
     for tool in tools or ():
         match tool.get("function"):
             case {"name": str(name), "parameters": {"properties": dict(properties)}}:
-                found[name] = properties
+                schemas[name] = properties
             case {"name": str(name)}:
-                found[name] = {}
-    return found
+                schemas[name] = {}
+    return schemas
 
 
 def named(name: object, arguments: str) -> ToolCall:
@@ -147,21 +147,21 @@ def named(name: object, arguments: str) -> ToolCall:
 
 def call(name: object, arguments: str) -> ToolCall:
     """A call with `arguments`, JSON text of an object. Raises ValueError where they are none, and as `named`."""
-    if not isinstance(json.loads(arguments, parse_constant=_refused), dict):
+    if not isinstance(json.loads(arguments, parse_constant=_refuse_constant), dict):
         raise ValueError("arguments are an object")
     return named(name, arguments)
 
 
-def written(arguments: object) -> str:
+def to_json_text(arguments: object) -> str:
     """Arguments as JSON text; text that is JSON already stays. Raises ValueError for NaN."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 def json_calls(text: str) -> list[ToolCall]:
     """The calls of a JSON object or of a list of them, with their arguments as `arguments` or `parameters`."""
-    found = json.loads(text)
+    value = json.loads(text)
     calls = []
-    for one in found if isinstance(found, list) else [found]:
+    for one in value if isinstance(value, list) else [value]:
         match one:
             case {"function": dict(function)}:
                 one = function
@@ -169,13 +169,13 @@ def json_calls(text: str) -> list[ToolCall]:
                 pass
             case _:
                 raise ValueError("a call is an object")
-        calls.append(call(one.get("name"), written(one.get("arguments", one.get("parameters", {})))))
+        calls.append(call(one.get("name"), to_json_text(one.get("arguments", one.get("parameters", {})))))
     if not calls:
         raise ValueError("no call")
     return calls
 
 
-def typed(text: str, schema: object) -> Json:
+def typed_value(text: str, schema: object) -> Json:
     """A value that the form writes without quotes, of the type that its schema asks for: text where it asks for text or
     where the value is no JSON."""
     kinds = _kinds(schema)
@@ -184,8 +184,8 @@ def typed(text: str, schema: object) -> Json:
     if text in CONSTANTS:
         return CONSTANTS[text]
     try:
-        found: Json = json.loads(text, parse_constant=_refused)
-        return found
+        value: Json = json.loads(text, parse_constant=_refuse_constant)
+        return value
     except ValueError:
         return text
 
@@ -194,20 +194,20 @@ def _kinds(schema: object) -> set[str]:
     """The types that a schema names, at its top."""
     if not isinstance(schema, Mapping):
         return set()
-    said = schema.get("type")
-    kinds = {said} if isinstance(said, str) else {kind for kind in _listed(said) if isinstance(kind, str)}
-    for inner in [*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))]:
+    types = schema.get("type")
+    kinds = {types} if isinstance(types, str) else {kind for kind in _items_of(types) if isinstance(kind, str)}
+    for inner in [*_items_of(schema.get("anyOf")), *_items_of(schema.get("oneOf"))]:
         kinds |= _kinds(inner)
-    values = _listed(schema.get("enum"))
+    values = _items_of(schema.get("enum"))
     if not kinds and values and all(isinstance(one, str) for one in values):
         kinds = {"string"}
     return kinds
 
 
-def _listed(value: object) -> Sequence[Json]:
+def _items_of(value: object) -> Sequence[Json]:
     """A list of a schema, which is whatever a client sent."""
     return value if isinstance(value, list) else ()
 
 
-def _refused(constant: str) -> Json:
+def _refuse_constant(constant: str) -> Json:
     raise ValueError(f"{constant} is no JSON")

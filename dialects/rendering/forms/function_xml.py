@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from millrace.dialects.rendering.base import ToolCall
-from millrace.dialects.rendering.forms.base import Form, Schemas, call, typed, written
+from millrace.dialects.rendering.forms.base import Form, Schemas, call, to_json_text, typed_value
 
 FUNCTION = re.compile(r"\s*<function=([^>]+)>(.*)</function>\s*", re.DOTALL)
 PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
@@ -14,18 +14,18 @@ PARAMETER = re.compile(r"\s*<parameter=([^>]+)>(.*?)</parameter>(?=\s*(?:<parame
 
 def read(text: str, schemas: Schemas) -> list[ToolCall]:
     """One call. A value may hold what looks like an end, if no parameter follows it."""
-    whole = FUNCTION.fullmatch(text)
-    if whole is None:
+    function = FUNCTION.fullmatch(text)
+    if function is None:
         raise ValueError("a call is a function")
-    name, body = whole.group(1).strip(), whole.group(2)
-    known, arguments, at = schemas.get(name, {}), {}, 0
-    while found := PARAMETER.match(body, at):
-        key = found.group(1).strip()
-        arguments[key] = typed(found.group(2).removeprefix("\n").removesuffix("\n"), known.get(key))
-        at = found.end()
+    name, body = function.group(1).strip(), function.group(2)
+    properties, arguments, at = schemas.get(name, {}), {}, 0
+    while match := PARAMETER.match(body, at):
+        key = match.group(1).strip()
+        arguments[key] = typed_value(match.group(2).removeprefix("\n").removesuffix("\n"), properties.get(key))
+        at = match.end()
     if body[at:].strip():
         raise ValueError("a function has parameters alone")
-    return [call(name, written(arguments))]
+    return [call(name, to_json_text(arguments))]
 
 
 FUNCTION_XML = Form("function_xml", read, "<tool_call>", "</tool_call>")

@@ -7,13 +7,13 @@ import json
 import re
 
 from millrace.dialects.rendering.base import ToolCall
-from millrace.dialects.rendering.forms.base import Form, Schemas, call, written
+from millrace.dialects.rendering.forms.base import Form, Schemas, call, to_json_text
 from millrace.schemas import bounds
 from millrace.schemas.json_values import Json, JsonObject
 
 QUOTE = '<|"|>'
 HEAD = re.compile(r"\s*call:([^{}\s]+)")
-PLAIN = re.compile(r"[^,\[\]{}<]+")
+WORD = re.compile(r"[^,\[\]{}<]+")
 KEY = re.compile(r"[^:,\[\]{}<]+")
 
 
@@ -25,57 +25,57 @@ def read(text: str, schemas: Schemas) -> list[ToolCall]:
     arguments, at = _object(text, head.end(), 0)
     if text[at:].strip():
         raise ValueError("a call ends with its arguments")
-    return [call(head.group(1), written(arguments))]
+    return [call(head.group(1), to_json_text(arguments))]
 
 
 def _object(text: str, at: int, depth: int) -> tuple[JsonObject, int]:
     at = _skip(text, at, "{")
-    found: JsonObject = {}
+    members: JsonObject = {}
     while not text.startswith("}", at):
-        if found:
+        if members:
             at = _skip(text, at, ",")
         if text.startswith(QUOTE, at):
-            key, at = _quoted(text, at)
+            key, at = _string(text, at)
         else:
-            key, at = _plain(KEY, text, at)
-        found[key], at = _value(text, _skip(text, at, ":"), depth)
-    return found, at + 1
+            key, at = _word(KEY, text, at)
+        members[key], at = _value(text, _skip(text, at, ":"), depth)
+    return members, at + 1
 
 
 def _list(text: str, at: int, depth: int) -> tuple[list[Json], int]:
     at = _skip(text, at, "[")
-    found: list[Json] = []
+    values: list[Json] = []
     while not text.startswith("]", at):
-        if found:
+        if values:
             at = _skip(text, at, ",")
         value, at = _value(text, at, depth)
-        found.append(value)
-    return found, at + 1
+        values.append(value)
+    return values, at + 1
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Json, int]:
     if depth > bounds.DEPTH:
         raise ValueError("arguments nest too deep")
     if text.startswith(QUOTE, at):
-        return _quoted(text, at)
+        return _string(text, at)
     if text.startswith("{", at):
         return _object(text, at, depth + 1)
     if text.startswith("[", at):
         return _list(text, at, depth + 1)
-    plain, at = _plain(PLAIN, text, at)
-    return json.loads(plain), at
+    word, at = _word(WORD, text, at)
+    return json.loads(word), at
 
 
-def _quoted(text: str, at: int) -> tuple[str, int]:
+def _string(text: str, at: int) -> tuple[str, int]:
     end = text.index(QUOTE, at + len(QUOTE))
     return text[at + len(QUOTE) : end], end + len(QUOTE)
 
 
-def _plain(pattern: re.Pattern[str], text: str, at: int) -> tuple[str, int]:
-    found = pattern.match(text, at)
-    if found is None:
+def _word(pattern: re.Pattern[str], text: str, at: int) -> tuple[str, int]:
+    match = pattern.match(text, at)
+    if match is None:
         raise ValueError("a value is missing")
-    return found.group(), found.end()
+    return match.group(), match.end()
 
 
 def _skip(text: str, at: int, sign: str) -> int:

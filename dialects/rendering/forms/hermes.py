@@ -8,23 +8,23 @@ import re
 from millrace.dialects.rendering.base import ToolCall
 from millrace.dialects.rendering.forms.base import ArgumentsDraft, Form, Schemas, named
 
-NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+CALL_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 
 def read(text: str, schemas: Schemas) -> list[ToolCall]:
     """One call."""
     text = text.strip()
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    value = json.loads(text)
+    if not isinstance(value, dict):
         raise ValueError("a call is an object")
-    if (sampled := as_sampled(text)) is not None:
-        return [sampled]
-    return [named(found.get("name"), arguments_of(text, found.get("arguments", {})))]
+    if (call := sampled_call(text)) is not None:
+        return [call]
+    return [named(value.get("name"), arguments_of(text, value.get("arguments", {})))]
 
 
-def as_sampled(text: str) -> ToolCall | None:
+def sampled_call(text: str) -> ToolCall | None:
     """The call of a JSON text as it is told while it is sampled; None for one that is told when it is whole."""
-    draft = ArgumentsDraft(NAMED)
+    draft = ArgumentsDraft(CALL_HEAD)
     arguments = draft.add(text)
     return named(draft.name, arguments) if draft.is_whole else None
 
@@ -45,4 +45,4 @@ def arguments_of(text: str, arguments: object) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-HERMES = Form("hermes", read, "<tool_call>", "</tool_call>", named=NAMED)
+HERMES = Form("hermes", read, "<tool_call>", "</tool_call>", named=CALL_HEAD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from millrace.dialects.rendering.base import ToolCall
-from millrace.dialects.rendering.forms.base import Form, Schemas, call, written
+from millrace.dialects.rendering.forms.base import Form, Schemas, call, to_json_text
 from millrace.schemas import bounds
 from millrace.schemas.json_values import Json
 
@@ -19,15 +19,15 @@ def read(text: str, schemas: Schemas) -> list[ToolCall]:
     if len(text) > LONGEST:
         raise ValueError("a block is too long")
     try:
-        found = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, MemoryError) as error:
         raise ValueError(str(error)) from error
-    if not isinstance(found, ast.List) or not found.elts:
+    if not isinstance(tree, ast.List) or not tree.elts:
         raise ValueError("a block is a list of calls")
-    return [_call(one) for one in found.elts]
+    return [_call(one) for one in tree.elts]
 
 
-def read_offered(text: str, schemas: Schemas) -> list[ToolCall]:
+def read_and_check(text: str, schemas: Schemas) -> list[ToolCall]:
     """All calls of a reply, of tools that are offered: any other list is an answer."""
     calls = read(text, schemas)
     if any(one.name not in schemas for one in calls):
@@ -49,7 +49,7 @@ def _call(node: ast.expr) -> ToolCall:
         if one.arg is None:
             raise ValueError("a call names its arguments")
         arguments[one.arg] = _value(one.value)
-    return call(ast.unparse(node.func), written(arguments))
+    return call(ast.unparse(node.func), to_json_text(arguments))
 
 
 def _value(node: ast.expr) -> Json:
@@ -74,4 +74,4 @@ def _key(node: ast.expr | None) -> str:
 
 
 LFM2 = Form("lfm2", read, "<|tool_call_start|>", "<|tool_call_end|>")
-PYTHONIC = Form("pythonic", read_offered, bare=begins)
+PYTHONIC = Form("pythonic", read_and_check, bare=begins)

@@ -40,7 +40,7 @@ class BareParser(Parser):
         self._ids += ids
         if self._block is None:
             assert self._form.bare is not None
-            self._block = self._form.bare(self._tokenizer.decode(self._said()))
+            self._block = self._form.bare(self._tokenizer.decode(self._reply_ids()))
         return self._text.feed(self._ids) if self._block is False else []
 
     def finish(self) -> list[ReplyDelta]:
@@ -48,7 +48,7 @@ class BareParser(Parser):
             return self._text.finish()
         assert self._form.read is not None
         try:
-            calls = self._form.read(self._tokenizer.decode(self._said()), self._tools) if self._block else []
+            calls = self._form.read(self._tokenizer.decode(self._reply_ids()), self._tools) if self._block else []
         except (ValueError, RecursionError):
             calls = []
         if not calls or len(calls) > bounds.CALLS:
@@ -56,7 +56,7 @@ class BareParser(Parser):
         self._reply = ParsedReply()
         return self._reply.take([ReplyDelta(call=call) for call in calls])
 
-    def _said(self) -> list[int]:
+    def _reply_ids(self) -> list[int]:
         end = next((at for at, id in enumerate(self._ids) if id in self._stop_ids), len(self._ids))
         return self._ids[:end]
 
@@ -75,7 +75,7 @@ def parser_of(
         return HarmonyParser(tokenizer, prompt, tools=bool(tools), stop=stop, stop_ids=stop_ids)
     schemas = schemas_of(tools) if tools else None
     thinking = opens_thoughts(tokenizer, markers, prompt, stop_ids)
-    marked = MarkedParser(tokenizer, markers, tools=schemas, thinking=thinking, stop=stop, stop_ids=stop_ids)
+    parser = MarkedParser(tokenizer, markers, tools=schemas, thinking=thinking, stop=stop, stop_ids=stop_ids)
     if form is None or form.bare is None or schemas is None:
-        return marked
-    return BareParser(tokenizer, form, schemas, stop_ids, marked)
+        return parser
+    return BareParser(tokenizer, form, schemas, stop_ids, parser)

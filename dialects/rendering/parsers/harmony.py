@@ -20,7 +20,7 @@ from millrace.dialects.rendering.parsers.stops import StopCutter
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
 
-HEADER, THOUGHT, TEXT, ASKED, BETWEEN, DONE = "header", "thought", "text", "asked", "between", "done"
+HEADER, THOUGHTS, TEXT, TOOL_CALL, BETWEEN, REPLY_END = "header", "thought", "text", "asked", "between", "done"
 OPENING = 64
 """tokens at a prompt's end in which a message may have begun"""
 TO = re.compile(r"to=(\S+?)(?=\s|<\||\Z)")
@@ -72,12 +72,12 @@ class HarmonyParser(Parser):
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
         for id in ids:
-            if self._state is DONE or id in self._stop_ids:
-                self._ended(out)
-                self._state = DONE
+            if self._state is REPLY_END or id in self._stop_ids:
+                self._end_message(out)
+                self._state = REPLY_END
                 break
             self._token(id, out)
-        if self._state is ASKED and self._draft is not None:
+        if self._state is TOOL_CALL and self._draft is not None:
             arguments, self._pieces = self._draft.add("".join(self._pieces)), []
             if arguments:
                 out.append(ReplyDelta(draft=ToolCall(self._draft.name, arguments)))
@@ -85,14 +85,14 @@ class HarmonyParser(Parser):
 
     def finish(self) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
-        self._ended(out)
-        self._state = DONE
+        self._end_message(out)
+        self._state = REPLY_END
         rest = self._stops.finish()
         return self._reply.take([*out, *([ReplyDelta(content=rest)] if rest else [])])
 
     def _token(self, id: int, out: list[ReplyDelta]) -> None:
         if id == self._start or (id in self._ends and self._state is not HEADER):
-            self._ended(out)
+            self._end_message(out)
             self._state = HEADER if id == self._start else BETWEEN
         elif self._state is HEADER and id == self._message:
             self._begin(out)
@@ -101,7 +101,7 @@ class HarmonyParser(Parser):
         elif self._state is not BETWEEN:
             self._ids.append(id)
             piece = self._stream.step(self._tokenizer.core, id) or ""
-            if self._state is ASKED:
+            if self._state is TOOL_CALL:
                 self._pieces.append(piece)
             else:
                 self._say(piece, out)
@@ -112,11 +112,11 @@ class HarmonyParser(Parser):
         to, channel = TO.search(header), header.partition(CHANNEL)[2].lstrip()
         self._ids, self._said, self._stream = [], 0, DecodeStream(skip_special_tokens=True)
         if to is not None:
-            self._state = ASKED
+            self._state = TOOL_CALL
             self._stream = DecodeStream(skip_special_tokens=False)
-            self._draft, self._pieces = self._called(to.group(1), out), []
+            self._draft, self._pieces = self._draft_of(to.group(1), out), []
         elif channel.startswith("analysis"):
-            self._state = THOUGHT
+            self._state = THOUGHTS
             if self._reply.reasoning or any(delta.reasoning for delta in out):
                 out.append(ReplyDelta(reasoning="\n\n"))
         else:
@@ -124,25 +124,25 @@ class HarmonyParser(Parser):
             if self._reply.content or any(delta.content for delta in out):
                 out.append(ReplyDelta(content=self._stops.feed("\n\n")))
 
-    def _called(self, name: str, out: list[ReplyDelta]) -> ArgumentsDraft | None:
+    def _draft_of(self, name: str, out: list[ReplyDelta]) -> ArgumentsDraft | None:
         """The call of a function that begins; None where it is none."""
-        told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
-        if not self._tools or not name.startswith(FUNCTIONS) or told >= bounds.CALLS:
+        count = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+        if not self._tools or not name.startswith(FUNCTIONS) or count >= bounds.CALLS:
             return None
         return ArgumentsDraft(None, name.removeprefix(FUNCTIONS))
 
     def _say(self, piece: str, out: list[ReplyDelta]) -> None:
         self._said += len(piece)
-        if self._state is THOUGHT and piece:
+        if self._state is THOUGHTS and piece:
             out.append(ReplyDelta(reasoning=piece))
         elif self._state is TEXT and (piece := self._stops.feed(piece)):
             out.append(ReplyDelta(content=piece))
 
-    def _ended(self, out: list[ReplyDelta]) -> None:
+    def _end_message(self, out: list[ReplyDelta]) -> None:
         """A message is whole, or the reply ends within it."""
-        if self._state is ASKED:
-            self._asked(out)
-        elif self._state in (THOUGHT, TEXT):
+        if self._state is TOOL_CALL:
+            self._end_call(out)
+        elif self._state in (THOUGHTS, TEXT):
             self._say(self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._said :], out)
         elif self._state is HEADER and self._header:
             header = self._tokenizer.decode(self._header[self._given :])
@@ -150,14 +150,14 @@ class HarmonyParser(Parser):
                 out.append(ReplyDelta(content=self._stops.feed(header)))  # a reply in no form at all
         self._ids, self._header, self._given = [], [], 0
 
-    def _asked(self, out: list[ReplyDelta]) -> None:
+    def _end_call(self, out: list[ReplyDelta]) -> None:
         header, body = self._tokenizer.decode(self._header), self._tokenizer.decode(self._ids)
         to = TO.search(header)
-        begun = self._called(to.group(1) if to is not None else "", out)
+        draft = self._draft_of(to.group(1) if to is not None else "", out)
         try:
-            if begun is None:
+            if draft is None:
                 raise ValueError("it is no call of a function")
-            out.append(ReplyDelta(call=call(begun.name, body.strip() or "{}")))
+            out.append(ReplyDelta(call=call(draft.name, body.strip() or "{}")))
         except (ValueError, RecursionError):
             text = self._stops.feed(self._tokenizer.decode([*self._header[self._given :], self._message, *self._ids]))
             if text:

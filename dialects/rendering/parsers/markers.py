@@ -20,14 +20,14 @@ from tokenizers.decoders import DecodeStream
 
 from millrace.dialects.rendering.base import FormMarks, ParsedReply, Parser, ReplyDelta, ToolCall
 from millrace.dialects.rendering.forms.base import ArgumentsDraft, Form, Schemas, named
-from millrace.dialects.rendering.forms.hermes import HERMES, arguments_of, as_sampled
+from millrace.dialects.rendering.forms.hermes import HERMES, arguments_of, sampled_call
 from millrace.dialects.rendering.parsers.stops import StopCutter
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
 
 logger = logging.getLogger(__name__)
 
-THINK, DRAFT, TEXT, CALL, DONE = "think", "draft", "text", "call", "done"
+THINK, DRAFT, TEXT, CALL, END = "think", "draft", "text", "call", "done"
 OPENING = 16
 NO_TOKEN = -1
 
@@ -122,9 +122,9 @@ class MarkedParser(Parser):
                     self._said += len(piece)
                     self._say(piece, out)
                 continue
-            if self._state is DONE or id in stops:
+            if self._state is END or id in stops:
                 self._close(out)
-                self._state = DONE
+                self._state = END
                 break
             self._all.append(id)
             self._token(id, out)
@@ -136,7 +136,7 @@ class MarkedParser(Parser):
     def finish(self) -> list[ReplyDelta]:
         out: list[ReplyDelta] = []
         self._close(out)
-        self._state = DONE
+        self._state = END
         self._reply.take(out)
         if self._marked and self._markers.form is HERMES and not self._stops.stopped:
             out += self._settle()
@@ -153,20 +153,20 @@ class MarkedParser(Parser):
             text = text.strip()
         elif self._tools:
             text = text.lstrip()
-        self._state = DONE
+        self._state = END
         return self._reply.take([ReplyDelta(content=text)] if text else [])
 
     def _sketch(self, out: list[ReplyDelta]) -> None:
         """Say what is certain of the arguments of the call that is open."""
         form = self._markers.form
         if self._call is None:
-            told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
-            if form is None or form.named is None or told >= bounds.CALLS:
+            count = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+            if form is None or form.named is None or count >= bounds.CALLS:
                 return
             self._call, self._drafted = ArgumentsDraft(form.named), 1
             self._stream = DecodeStream(skip_special_tokens=False)
-        new, self._drafted = self._ids[self._drafted :], len(self._ids)
-        text = "".join(self._stream.step(self._tokenizer.core, id) or "" for id in new)
+        ids, self._drafted = self._ids[self._drafted :], len(self._ids)
+        text = "".join(self._stream.step(self._tokenizer.core, id) or "" for id in ids)
         if arguments := self._call.add(text):
             out.append(ReplyDelta(draft=ToolCall(self._call.name, arguments)))
 
@@ -180,7 +180,7 @@ class MarkedParser(Parser):
             self._text_ends(out)
             if self._draft:
                 self._think(self._tokenizer.decode(self._draft), out)
-            self._drop_held()
+            self._drop_holds()
             self._state, self._draft = TEXT, []
         elif self._state is DRAFT:
             self._draft.append(id)
@@ -243,7 +243,7 @@ class MarkedParser(Parser):
             self._begun = True
             out.append(ReplyDelta(reasoning=piece))
 
-    def _drop_held(self) -> None:
+    def _drop_holds(self) -> None:
         """Thoughts end: what was held of them belongs to the form, and the content has not begun."""
         self._held, self._begun = "", False
 
@@ -253,8 +253,8 @@ class MarkedParser(Parser):
         if rest:
             self._say(rest, out)
         if self._state is THINK and self._unsure:
-            said, self._head, self._unsure = self._unsure, "", ""
-            self._think(said, out)
+            thoughts, self._head, self._unsure = self._unsure, "", ""
+            self._think(thoughts, out)
         if self._state is TEXT:
             tail = self._stops.finish()
             if tail:
@@ -272,8 +272,8 @@ class MarkedParser(Parser):
 
     def _block(self, out: list[ReplyDelta]) -> None:
         calls = self._calls()
-        told = len(self._reply.calls) + sum(delta.call is not None for delta in out)
-        if calls and told + len(calls) <= bounds.CALLS:
+        count = len(self._reply.calls) + sum(delta.call is not None for delta in out)
+        if calls and count + len(calls) <= bounds.CALLS:
             out += [ReplyDelta(call=call) for call in calls]
         else:
             self._as_text(out)
@@ -299,14 +299,14 @@ class MarkedParser(Parser):
         if self._state is DRAFT:
             # Thoughts that never end are ended by the call in them.
             draft, self._draft, self._state = self._draft, [], TEXT
-            self._drop_held()
+            self._drop_holds()
             for id in draft:
                 self._token(id, out)
         if self._state is CALL and self._markers.call_end is None:
             self._block(out)
         elif self._state is CALL:
             self._as_text(out)
-        elif self._state is not DONE:
+        elif self._state is not END:
             self._text_ends(out)
 
     def _generic_read(self, ids: Sequence[int]) -> Any:
@@ -325,18 +325,18 @@ class MarkedParser(Parser):
     def _settle(self) -> list[ReplyDelta]:
         """Compare the calls, and whether there are thoughts, with the package's reading of the whole reply; where these
         differ, its reading is recorded, and calls that it alone has are streamed now."""
-        parsed = reading(self._read or self._generic_read, self._all)
-        if parsed is None:
+        response = reading(self._read or self._generic_read, self._all)
+        if response is None:
             return []
-        calls = [call for found in parsed.tool_calls if (call := as_call(found)) is not None][: bounds.CALLS]
+        calls = [call for attempt in response.tool_calls if (call := as_call(attempt)) is not None][: bounds.CALLS]
         reply = self._reply
-        thought = bool((reply.reasoning or "").strip())
-        if calls == reply.calls and thought == bool((parsed.reasoning_content or "").strip()):
+        has_thoughts = bool((reply.reasoning or "").strip())
+        if calls == reply.calls and has_thoughts == bool((response.reasoning_content or "").strip()):
             return []
         logger.warning("a reply was split otherwise than it reads as a whole: %d tokens", len(self._all))
-        missed = [ReplyDelta(call=call) for call in calls if call not in reply.calls]
-        self._reply = ParsedReply(parsed.content or None, parsed.reasoning_content, calls)
-        return missed
+        late_calls = [ReplyDelta(call=call) for call in calls if call not in reply.calls]
+        self._reply = ParsedReply(response.content or None, response.reasoning_content, calls)
+        return late_calls
 
 
 def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> bool:
@@ -352,12 +352,12 @@ def opens_thoughts(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[
 def marks_of(tokenizer: ChatTokenizer, markers: Markers, prompt: Sequence[int], stop_ids: frozenset[int]) -> FormMarks:
     """The marks of a form whose replies are read here, at this prompt."""
     calls = (markers.call, markers.call_end) if markers.form is HERMES else (None, None)
-    known = *calls, markers.think, markers.think_end, stop_ids
+    marks = *calls, markers.think, markers.think_end, stop_ids
     if opens_thoughts(tokenizer, markers, prompt, stop_ids):
-        return FormMarks(*known, "open")
+        return FormMarks(*marks, "open")
     tail = list(prompt[-OPENING:])
     turn = next((tail[at + 1 :] for at in range(len(tail) - 1, -1, -1) if tail[at] in stop_ids), tail)
-    return FormMarks(*known, "closed" if markers.think_end in turn else "free")
+    return FormMarks(*marks, "closed" if markers.think_end in turn else "free")
 
 
 def reading(read: Callable[[Sequence[int]], Any], ids: Sequence[int]) -> Any:
@@ -369,12 +369,12 @@ def reading(read: Callable[[Sequence[int]], Any], ids: Sequence[int]) -> Any:
         return None
 
 
-def as_call(parsed: Any) -> ToolCall | None:
+def as_call(attempt: Any) -> ToolCall | None:
     """A sound call as the package parsed it; None for one that is not: without a name, or with one that is too long, or
     with text that is no Unicode."""
-    if parsed.status != ToolCallParseStatus.OK or not isinstance(parsed.name, str) or not parsed.name:
+    if attempt.status != ToolCallParseStatus.OK or not isinstance(attempt.name, str) or not attempt.name:
         return None
     try:
-        return as_sampled(parsed.raw) or named(parsed.name, arguments_of(parsed.raw, parsed.arguments))
+        return sampled_call(attempt.raw) or named(attempt.name, arguments_of(attempt.raw, attempt.arguments))
     except (ValueError, RecursionError):
         return None

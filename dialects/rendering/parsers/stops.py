@@ -18,18 +18,18 @@ class StopCutter:
         if self.stopped or not self.stops:
             return "" if self.stopped else text
         text = self._held + text
-        found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
-        if found:
+        starts = [at for stop in self.stops if (at := text.find(stop)) >= 0]
+        if starts:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(starts)]
         keep = max(_overlap(text, stop) for stop in self.stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def finish(self) -> str:
         """What was held back and turned out to begin no stop string."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._held, ""
+        return rest
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -32,7 +32,7 @@ class PlainParser(Parser):
         return self._reply
 
     def feed(self, ids: Sequence[int]) -> list[ReplyDelta]:
-        said = []
+        texts = []
         for id in ids:
             if self._ended or id in self._stop_ids:
                 self._ended = True
@@ -40,14 +40,14 @@ class PlainParser(Parser):
             self._ids.append(id)
             piece = self._stream.step(self._tokenizer.core, id) or ""
             self._decoded += len(piece)
-            said.append(self._stops.feed(piece))
-        return self._said("".join(said))
+            texts.append(self._stops.feed(piece))
+        return self._deltas("".join(texts))
 
     def finish(self) -> list[ReplyDelta]:
         # Bytes of a character whose end did not come are text too, as they are when a reply comes at once.
         rest = self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._decoded :]
-        return self._said(self._stops.feed(rest) + self._stops.finish())
+        return self._deltas(self._stops.feed(rest) + self._stops.finish())
 
-    def _said(self, text: str) -> list[ReplyDelta]:
+    def _deltas(self, text: str) -> list[ReplyDelta]:
         self._reply.content = (self._reply.content or "") + text
         return [ReplyDelta(content=text)] if text else []

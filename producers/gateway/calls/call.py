@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from millrace.dialects.base import Dialect
 from millrace.dialects.rendering.base import Message
-from millrace.dialects.stored_responses import OURS, Given, ResponseOrigin
+from millrace.dialects.stored_responses import LOCAL_ORIGIN, ResponseOrigin, StoredRequest
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.gateway.prices import Usage
 from millrace.producers.gateway.sessions.session import GatewaySession
@@ -45,8 +45,8 @@ class ChoiceReply(NamedTuple):
     digest: bytes
     response: bytes
     finish: str
-    request: Given | None = None
-    origin: ResponseOrigin = OURS
+    request: StoredRequest | None = None
+    origin: ResponseOrigin = LOCAL_ORIGIN
     has_our_ids: bool = False
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from millrace.dialects.conversation import Ask, Forced, unsupported
+from millrace.dialects.conversation import Ask, ForcedCalls, unsupported_error
 from millrace.dialects.errors import bad_request
 from millrace.dialects.rendering.base import FormMarks
 from millrace.infra.engines.base import Grammar
@@ -27,7 +27,7 @@ ANY_OBJECT: JsonObject = {"type": "object"}
 def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
     """What the reply to a request is held to, None where it is free. `marks` are the tokens of the model's form at this
     prompt. Raises ApiError 400 for what cannot be held to."""
-    demand = ask.choice if isinstance(ask.choice, Forced) else None
+    demand = ask.choice if isinstance(ask.choice, ForcedCalls) else None
     if demand is not None:
         param = "tool_choice"
     elif ask.output is not None:
@@ -35,7 +35,7 @@ def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
     else:
         return None
     if marks is None:
-        raise unsupported(param, "replies of this model's form cannot be held to a shape")
+        raise unsupported_error(param, "replies of this model's form cannot be held to a shape")
     tool_schemas = {} if ask.choice == "none" else _tool_schemas(ask)
     if demand is not None and demand.names:
         names = frozenset(demand.names)
@@ -45,12 +45,12 @@ def grammar_of(ask: Ask, marks: FormMarks | None) -> Grammar | None:
     calls = _calls(marks, tool_schemas, several=several) if tool_schemas else None
     if demand is not None:
         if calls is None:
-            raise unsupported(param, NO_CALLS)
+            raise unsupported_error(param, NO_CALLS)
         formats = [*_thoughts(marks), calls]
     else:
         assert ask.output is not None
         if tool_schemas and calls is None:
-            raise unsupported(param, f"tools are offered beside it, and {NO_CALLS}: ask for one of both")
+            raise unsupported_error(param, f"tools are offered beside it, and {NO_CALLS}: ask for one of both")
         schema = ANY_OBJECT if ask.output.schema is None else ask.output.schema
         thoughts = _thoughts(marks)
         if calls is None and not thoughts:

@@ -79,7 +79,7 @@ class EngineCall(Call):
 
     def _parser(self, tools: Tools, stop: Sequence[str]) -> Parser:
         if self.request.prompt is not None:
-            return self.served_policy.renderer.plain(stop)
+            return self.served_policy.renderer.plain_parser(stop)
         return self.served_policy.renderer.parser(self.plan.prompt, tools, stop)
 
     @property
@@ -138,7 +138,7 @@ class EngineCall(Call):
         return WholeReply(response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        self._writer = writer = self.dialect.streamed(self)
+        self._writer = writer = self.dialect.stream_writer(self)
         async with self._chunks(stream=True) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk):
@@ -281,7 +281,7 @@ class EngineCall(Call):
         return self.sampling.top_p
 
     @property
-    def shortened(self) -> bool:
+    def is_shortened(self) -> bool:
         """Whether replies may have fewer tokens than were asked for, since the context has no room for more."""
         asked_tokens = self.request.max_tokens
         return asked_tokens is not None and self.sampling.max_tokens < asked_tokens

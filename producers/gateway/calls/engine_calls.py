@@ -15,7 +15,7 @@ from millrace.dialects.base import Dialect
 from millrace.dialects.conversation import Ask, check_strict, messages_of, prompt_message, unknown_fields
 from millrace.dialects.errors import ApiError, bad_request, of_engine
 from millrace.dialects.rendering.base import Message, Options, PromptTooLong, RenderError
-from millrace.dialects.stored_responses import Recalled, StoredResponse
+from millrace.dialects.stored_responses import Recaller, StoredResponse
 from millrace.dialects.template_options import template_options
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.process.offload import HEAVY, aside
@@ -49,7 +49,7 @@ class RequestReading(NamedTuple):
     """where its parts stand in the body"""
 
 
-def understand(dialect: Dialect, body: bytes, recall: Recalled, options: GatewayOptions) -> RequestReading:
+def understand(dialect: Dialect, body: bytes, recall: Recaller, options: GatewayOptions) -> RequestReading:
     """What a request says in its dialect. Changes no session, so that it may run beside the loop. Raises ApiError, also
     where a body that was made whole, or its bytes times the choices that it asks for, exceed `max_body_bytes`.
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from millrace.dialects.errors import ApiError, not_held
+from millrace.dialects.errors import ApiError, not_held_error
 from millrace.dialects.rendering.base import Message, Renderer
 from millrace.dialects.stored_responses import Recall, StoredResponse
 from millrace.producers.gateway.calls.fleet import Fleet
@@ -170,7 +170,7 @@ class Gateway:
         match = self.session_of(caller, hints, messages, digests, used, policy)
         if match.session.id not in self.sessions.live:
             if hints.must_exist:
-                raise not_held()
+                raise not_held_error()
             self.admit(caller.tenant)
             self.sessions.add(match.session)
         self.sessions.stored.touch(used)

@@ -97,7 +97,7 @@ class CallPipeline:
             if not is_recorded:
                 is_recorded = True
                 await self._record(call)
-            yield rest + call.dialect.failed(error).sse()
+            yield rest + call.dialect.failure_event(error).sse()
         finally:
             if not is_recorded:
                 call.break_off(is_unread=False)

@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from millrace.dialects import shape
-from millrace.dialects.errors import ApiError, bad_request, not_held
+from millrace.dialects.errors import ApiError, bad_request, not_held_error
 from millrace.infra.process.offload import Step, aside, by_turns
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.episodes.bodies import (
@@ -138,7 +138,7 @@ class Episodes:
         session = self._running(caller, start_in)
         if session is None:
             if must_exist and start_in.parent is None:
-                raise not_held()
+                raise not_held_error()
             self.gateway.admit(caller.tenant)
             session = self._make_session(caller, start_in)
             self.gateway.begin(session)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 import msgspec
 from starlette.types import Scope
 
-from millrace.dialects.reading.head import renamed
+from millrace.dialects.reading.head import rename_model
 
 PREFIX, V1 = "/openai/", "/v1/"
 DEPLOYMENTS = "deployments/"
@@ -62,4 +62,4 @@ def name_model(body: bytes, name: str) -> bytes:
             return body
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # `renamed` says what is wrong with it
-    return renamed(body, name)
+    return rename_model(body, name)

@@ -72,7 +72,7 @@ class EventStream(Response):
                 self._stop_comments()
                 await self._refusal(error)(scope, receive, send)
             elif isinstance(error, ApiError):
-                await self._say(send, self._dialect.failed(error).sse())
+                await self._say(send, self._dialect.failure_event(error).sse())
                 await self._say(send, b"", more=False)
             else:
                 raise

@@ -450,7 +450,7 @@ class _Passage:
             # To cut it would look like its end to most clients.
             dialect = dialects.of_path(strip_name(self._scope)["path"])
             await self._send(
-                {"type": "http.response.body", "body": dialect.failed(cut_off()).sse(), "more_body": False}
+                {"type": "http.response.body", "body": dialect.failure_event(cut_off()).sse(), "more_body": False}
             )
         return True
 

@@ -25,12 +25,12 @@ import orjson
 
 from millrace.dialects.errors import bad_request
 from millrace.dialects.stored_responses import (
+    LOCAL_ORIGIN,
     ORIGIN,
-    OURS,
-    Given,
     Owner,
     Recall,
     ResponseOrigin,
+    StoredRequest,
     StoredResponse,
     items_of,
     output_of,
@@ -122,20 +122,20 @@ class ResponseStore:
         self,
         id: str,
         session: GatewaySession,
-        request: Given,
+        request: StoredRequest,
         response: bytes,
         at: int | None = None,
         *,
-        origin: ResponseOrigin = OURS,
+        origin: ResponseOrigin = LOCAL_ORIGIN,
     ) -> None:
         """A caller was told this response (JSON) at `at` (micros; now where None)."""
         if origin.away:
             response = items_alone(response)
-        if origin is not OURS and not self._is_new(id, session, response):
+        if origin is not LOCAL_ORIGIN and not self._is_new(id, session, response):
             return
         item_ids = _item_ids(response, origin)
         if not origin.whole:  # whoever names it is in its session, and that is all that is known
-            request = Given([], None)
+            request = StoredRequest([], None)
         known_items, before, follows = self._known_prefix(session, request) if origin.whole else ([], None, False)
         new_items = request.items[len(known_items) :]
         size = OVERHEAD * (2 + len(new_items) + len(item_ids)) + sum(map(sys.getsizeof, new_items)) + 2 * len(response)
@@ -161,14 +161,16 @@ class ResponseStore:
         if former is None:
             return id not in self._doubtful
         is_same = former.said is not None and (former.session, former.said[1]) == (session.id, response)
-        if former.origin is not OURS and not is_same:
+        if former.origin is not LOCAL_ORIGIN and not is_same:
             self._drop(id)
             self._doubtful[id] = None
             if len(self._doubtful) > DOUBTFUL:
                 self._doubtful.popitem(last=False)
         return False
 
-    def _known_prefix(self, session: GatewaySession, request: Given) -> tuple[list[bytes], StoredResponse | None, bool]:
+    def _known_prefix(
+        self, session: GatewaySession, request: StoredRequest
+    ) -> tuple[list[bytes], StoredResponse | None, bool]:
         """The items with which a request begins that are kept already; the response behind which what is new in it
         stands, and whether it goes on from what that answered."""
         previous, newest = self._kept.get(request.previous or ""), self._newest.get(session.id)
@@ -315,14 +317,14 @@ class ResponseRecall(Recall):
             raise bad_request(message, param="input", code="context_length_exceeded")
         return items
 
-    def known(self, id: str) -> bool:
+    def is_known(self, id: str) -> bool:
         """Whether a response of this id is known, if only whose it is; it is used then."""
         stored_response = self._stored.find(self._owner, id)
         if stored_response is not None:
             self.used.append(stored_response)
         return stored_response is not None
 
-    def foreign(self, id: str) -> bool:
+    def is_foreign(self, id: str) -> bool:
         """Whether another caller was told a response of this id, or an item."""
         return any(self._stored.is_foreign(self._owner, one) for one in (id, self._stored.holder(id)))
 
@@ -335,7 +337,7 @@ class ResponseRecall(Recall):
             else stored_response.said[1]
         )
 
-    def asked(self, id: str) -> list[bytes] | None:
+    def request_items(self, id: str) -> list[bytes] | None:
         """The items that a response was asked with, from the beginning of its conversation; None where they are not
         known."""
         stored_response = self._stored.find(self._owner, id)
@@ -344,7 +346,7 @@ class ResponseRecall(Recall):
             return None
         return items[: len(items) - len(output_of(stored_response.said[1]))]
 
-    def away(self, id: str) -> str | None:
+    def keeper(self, id: str) -> str | None:
         """The upstream that keeps a response itself; None for one that is kept here, or not known."""
         stored_response = self._stored.find(self._owner, id)
         return stored_response.origin.by if stored_response is not None and stored_response.origin.away else None

@@ -22,7 +22,7 @@ from typing import Any, cast
 from millrace.dialects import match_keys
 from millrace.dialects.all import read
 from millrace.dialects.rendering.base import Message, Tools
-from millrace.dialects.stored_responses import ORIGIN, OURS
+from millrace.dialects.stored_responses import LOCAL_ORIGIN, ORIGIN
 from millrace.dialects.template_options import template_options
 from millrace.infra import durable, telemetry
 from millrace.infra.config.keys import SESSION_KEY
@@ -438,7 +438,7 @@ class Sessions:
         reading = read(request, call["response"])
         message = reading.replies[call["choice"]]
         is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
-        origin = OURS if is_ours else origin_of(headers, is_whole=is_whole)
+        origin = LOCAL_ORIGIN if is_ours else origin_of(headers, is_whole=is_whole)
         if origin is not None and call["finish_reason"] == ABORT:
             origin = origin._replace(whole=False)
         if reading.stored is not None and origin is not None and (origin.away or origin.whole):

@@ -19,10 +19,10 @@ from millrace.dialects import match_keys
 from millrace.dialects.answers import WholeAnswer
 from millrace.dialects.errors import ApiError, of_engine
 from millrace.dialects.reading.events import ReplyEvents
-from millrace.dialects.reading.head import RequestHead, renamed
+from millrace.dialects.reading.head import RequestHead, rename_model
 from millrace.dialects.reading.reader import DialectReader, NamedBefore, ReadAnswer, ReadRequest
 from millrace.dialects.rendering.base import Message
-from millrace.dialects.stored_responses import Recalled, ResponseOrigin
+from millrace.dialects.stored_responses import Recaller, ResponseOrigin
 from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
@@ -95,7 +95,7 @@ class UpstreamCall(Call):
     all_headers: Mapping[str, str]
     request: ReadRequest | None
     upstream: Upstream
-    recall: Recalled
+    recall: Recaller
     named_before: NamedBefore | None = None
     supersedes: str | None = None
     """the response to the same request before"""
@@ -112,7 +112,7 @@ class UpstreamCall(Call):
     _turn: int | None = None
 
     def __post_init__(self) -> None:
-        self._events = self.reader.assembled()
+        self._events = self.reader.assembler()
 
     @property
     def streams(self) -> bool:
@@ -265,8 +265,8 @@ class UpstreamCall(Call):
             for stored_response in former.used
         ):
             return self.sent_body
-        full_body = self.reader.flattened(former.body)
-        return renamed(full_body, self.rule.send_as) if self.rule.send_as else full_body
+        full_body = self.reader.flatten(former.body)
+        return rename_model(full_body, self.rule.send_as) if self.rule.send_as else full_body
 
     def _failure(self, error: EngineError) -> ApiError:
         logger.warning("a call of %s failed: %s", self.session.id, error)

@@ -20,7 +20,7 @@ from millrace.dialects import match_keys
 from millrace.dialects.all import reader
 from millrace.dialects.base import Dialect, SideRoute
 from millrace.dialects.errors import ApiError, of_engine
-from millrace.dialects.reading.head import RequestHead, read_head, renamed
+from millrace.dialects.reading.head import RequestHead, read_head, rename_model
 from millrace.dialects.reading.reader import DialectReader, ReadRequest
 from millrace.infra.engines.upstream import UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
@@ -76,7 +76,7 @@ class UpstreamRoutes:
         rule, head, reader, dialect = upstream_request
         users, name = dialect.names(head)
         recall = partial(self._gateway.recall, caller, headers)
-        sent_body = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        sent_body = await aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
         named_before = await aside(len(body), reader.named, body, partial(recall, users))
         body = body if named_before is None else named_before.body
         request, outline = await aside(
@@ -182,7 +182,7 @@ class UpstreamRoutes:
         """The upstream's answer to a request that is not captured; its session is not silent meanwhile.
         `broken_bytes` gets the bytes of each answer that broke off. Raises ApiError."""
         path = f"{path}?{request.url.query}" if request.url.query else path
-        sent_body = await aside(len(body), renamed, body, rule.send_as) if rule.send_as else body
+        sent_body = await aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
         names = hints(request.headers, *users)
         headers = forwarded_headers(request.headers, caller.tenant, names.subject)
         session = caller.session or (self._gateway.sessions.find_by_name(caller.tenant, names) if names.name else None)
@@ -207,7 +207,7 @@ def _read_request(
     reader: DialectReader, body: bytes, is_whole: bool
 ) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.asked(body, whole=is_whole), outlined(body)
+        return reader.read_request(body, is_whole=is_whole), outlined(body)
     except (ApiError, ValueError):
         return None, None
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.dialects import all as dialects
-from millrace.dialects.stored_responses import Recalled, nobody
+from millrace.dialects.stored_responses import Recaller, no_recall
 from millrace.dialects.translation.all import translator
 from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings
@@ -80,7 +80,7 @@ class Upstreams:
         engine_policies = None if self.answers_all else policies
         return choose(self.rules, self._speaks, engine_policies, model, dialect, reaches=self._reaches)
 
-    def chain(self, rule: RouteRule, dialect: str, recall: Recalled = nobody) -> list[Upstream]:
+    def chain(self, rule: RouteRule, dialect: str, recall: Recaller = no_recall) -> list[Upstream]:
         """Who is asked for a call, in order: at least one. Who speaks another API than `dialect` answers in it all the
         same, with what its caller may name of earlier responses (`recall`) in its place."""
         names = chain(rule.upstream, self._fallbacks, lambda name: self._reaches(name, dialect))
@@ -104,12 +104,12 @@ class Upstreams:
     def _reaches(self, name: str, dialect: str) -> bool:
         return self._speaks(name, dialect) or translator(self._named[name].speaks, dialect) is not None
 
-    def _answering(self, upstream: Upstream, dialect: str, recall: Recalled) -> Upstream:
+    def _answering(self, upstream: Upstream, dialect: str, recall: Recaller) -> Upstream:
         if dialect in upstream.speaks:
             return upstream
         to = translator(upstream.speaks, dialect)
         assert to is not None
-        return replace(upstream, client=Interpreter(upstream.client, to, dialects.named(dialect), recall))
+        return replace(upstream, client=Interpreter(upstream.client, to, dialects.by_name(dialect), recall))
 
     @property
     def models(self) -> list[str]:

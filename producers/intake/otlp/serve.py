@@ -18,7 +18,7 @@ from granian.http import HTTP1Settings
 from granian.log import LogLevels
 from granian.server.embed import Server
 
-from millrace.dialects.all import minted
+from millrace.dialects.all import is_minted
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.heartbeat import Heartbeat, unless_in
@@ -87,7 +87,7 @@ def open_receiver(settings: Settings, bus: Bus) -> tuple[OtlpReceiver, Forwarder
     )
     assembler = Assembler(settings.policy.name, int(otlp.quiet_s * SECOND))
     reward_key = settings.reward.key.get_secret_value()
-    receiver = OtlpReceiver(spans, events, assembler, reward_key=reward_key, is_captured=minted)
+    receiver = OtlpReceiver(spans, events, assembler, reward_key=reward_key, is_captured=is_minted)
     topic = full_name(settings.namespace, "raw")
     return receiver, Forwarder(events, bus, topic, ClaimStore(settings.claims), retention_s=kept_s)
 

@@ -19,7 +19,7 @@ from millrace.consumers.replay.text import Texts, Writer, join_replies
 from millrace.dialects import dialogue
 from millrace.dialects.rendering import foreign_reply
 from millrace.dialects.rendering.choose import choose
-from millrace.dialects.rendering.foreign_reply import Spoken
+from millrace.dialects.rendering.foreign_reply import Speech
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.base import Record
@@ -124,7 +124,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ({"finish_reason": "content_filter"}, dialogue.CUT),
         ({"request": json.dumps({"messages": [IMAGE]}).encode()}, f"{text.UNCHAT} (not_text)"),
         ({"request": b"\xff"}, f"{text.UNCHAT} (no_messages)"),
-        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, dialogue.EMPTY),
+        ({"response": b'{"choices": [{"index": 0, "message": {"content": " "}}]}'}, dialogue.EMPTY_REPLY),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "<tool_call>"}}]}'}, None),
         ({"response": b'{"choices": [{"index": 0, "message": {"content": "a<|im_end|>"}}]}'}, foreign_reply.MISREAD),
         ({"untrainable_reason": "aborted"}, ""),
@@ -184,10 +184,10 @@ GROWN = st.lists(st.tuples(st.integers(-1, 6), IDS, IDS), max_size=8)
 @given(GROWN)
 def test_every_reply_trains_once_behind_its_own_prompt(turns: Any) -> None:
     """However conversations go on, branch and come again: prompts that are new, or go on from any earlier reply."""
-    replies: list[Spoken] = []
+    replies: list[Speech] = []
     for back, prompt, reply in turns:
-        past = replies[back] if 0 <= back < len(replies) else Spoken([], [])
-        replies.append(Spoken([*past.prompt, *past.reply, *prompt], [*reply, END]))
+        past = replies[back] if 0 <= back < len(replies) else Speech([], [])
+        replies.append(Speech([*past.prompt, *past.reply, *prompt], [*reply, END]))
     found = join_replies(replies)
     left = Counter({(tuple(one.prompt), tuple(one.reply)): 1 for one in replies})
     for tokens, mask, count in found:

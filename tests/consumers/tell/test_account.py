@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.consumers.tell.account import Account, runs_of
 from millrace.consumers.tell.command import account_of
 from millrace.consumers.tell.topics import PolicyTopics
-from millrace.infra.log.history.rows import Row, as_stored
+from millrace.infra.log.history.rows import as_stored
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
 from tests.support.conversations import Conversations
@@ -169,10 +169,8 @@ def test_runs_hold_every_token_once_with_its_weight(
             assert run.weight == expected
 
 
-def _entry(version: int, eta: int, masked: int) -> Row[Any]:
-    fields = {"version": version, "eta": eta, "masked_tokens": masked}
-    found: Any = Row(None, "LedgerEntry", fields, b"")  # type: ignore[arg-type]
-    return found
+def _entry(version: int, eta: int, masked: int) -> Any:
+    return {"version": version, "eta": eta, "masked_tokens": masked}
 
 
 def test_a_lineage_whose_arrays_are_none_is_told_beside_the_others() -> None:

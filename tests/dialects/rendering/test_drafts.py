@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from millrace.dialects.all import named
+from millrace.dialects.all import by_name
 from millrace.dialects.rendering.base import ReplyDelta
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
@@ -140,12 +140,12 @@ def test_drafts_joined_are_the_arguments_of_the_whole_call(form: tuple[Any, Any]
 def stream(api: str, renderer: Any, text: str, size: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The events of a reply in `size` tokens at once, and the response as the log has it."""
     field = {"input": "hi"} if api == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
-    dialect = named(api)
+    dialect = by_name(api)
     ask = dialect.parse(orjson.dumps({"model": "m", "max_tokens": 9, **field}))
     call = TranslatedCall(ask, dialect.prefix, ReplyFacts("r"))
     choice: Any = Choice(0, renderer.parser(renderer.render([USER], None), TOOLS))
     call.choices = [choice]
-    writer, ids, out = dialect.streamed(call), renderer.tokenizer.encode(text), list[Any]()
+    writer, ids, out = dialect.stream_writer(call), renderer.tokenizer.encode(text), list[Any]()
     for at in range(0, len(ids), size):
         new = ids[at : at + size]
         deltas = choice.parser.feed(new)
@@ -159,7 +159,7 @@ def stream(api: str, renderer: Any, text: str, size: int) -> tuple[list[dict[str
 
 def said_of(api: str, response: dict[str, Any]) -> tuple[str, dict[str, str]]:
     """The text of a recorded reply, and the arguments of its calls by their ids."""
-    (reply,) = named(api).read(b'{"messages":[],"input":[]}', response).replies.values()
+    (reply,) = by_name(api).read(b'{"messages":[],"input":[]}', response).replies.values()
     calls = {call["id"]: call["function"]["arguments"] for call in reply.get("tool_calls", ())}
     assert len(calls) == len(reply.get("tool_calls", ()))
     return reply["content"] or "", calls

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millrace.apps.demo import tiny
 from millrace.dialects.rendering import foreign_reply as module
 from millrace.dialects.rendering.base import Renderer
-from millrace.dialects.rendering.foreign_reply import Unspoken, spoken
+from millrace.dialects.rendering.foreign_reply import Unspoken, speech_of
 from millrace.dialects.rendering.package import PackagedRenderer
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
@@ -81,13 +81,13 @@ def said(content: str, thoughts: str = "", *calls: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_each_form_says_a_reply_in_its_own_words(qwen3: Path, kind: str, reply: Any, written: str) -> None:
     renderer = of(qwen3, kind)
-    found = spoken(renderer, [USER], reply, TOOLS)
+    found = speech_of(renderer, [USER], reply, TOOLS)
     assert found.prompt == renderer.render([USER], TOOLS)
     assert text(renderer, found.reply) == written
 
 
 def test_the_demo_s_model_says_digits_and_its_end(qwen3: Path) -> None:
-    found = spoken(of(qwen3, "tiny"), [{"role": "user", "content": "352041"}], said("012345"), None)
+    found = speech_of(of(qwen3, "tiny"), [{"role": "user", "content": "352041"}], said("012345"), None)
     assert (found.prompt, found.reply) == (tiny.encode("352041"), [*tiny.encode("012345")[2:-1], tiny.EOS])
 
 
@@ -109,14 +109,14 @@ def test_the_demo_s_model_says_digits_and_its_end(qwen3: Path) -> None:
 def test_what_a_form_cannot_say_is_refused_by_name(qwen3: Path, kind: str, reply: Any, tools: Any, why: str) -> None:
     asked = {"role": "user", "content": "1"} if kind == "tiny" else USER
     with pytest.raises(Unspoken, match=why.replace("(", r"\(")):
-        spoken(of(qwen3, kind), [asked], reply, tools)
+        speech_of(of(qwen3, kind), [asked], reply, tools)
 
 
 def test_what_is_longer_than_the_context_is_refused_as_that(qwen3: Path, tmp_path: Path) -> None:
     renderer = TemplateRenderer(ChatTokenizer(chat_tokenizer.write(tmp_path)))
     renderer.limit_to(50)
     with pytest.raises(Unspoken, match=module.TOO_LONG):
-        spoken(renderer, [USER], said("It is 7. " * 400), None)
+        speech_of(renderer, [USER], said("It is 7. " * 400), None)
 
 
 WORDS = st.text(st.sampled_from("ab 7.\nü☂<>{}\"'"), max_size=20)
@@ -140,7 +140,7 @@ def test_whatever_is_said_it_reads_back_or_is_refused(qwen3: Path, kind: str, tu
     for asked, reply in turns:
         messages.append({"role": "user", "content": asked})
         try:
-            found = spoken(renderer, messages, reply, tools)
+            found = speech_of(renderer, messages, reply, tools)
         except Unspoken:
             pass
         else:
@@ -157,7 +157,9 @@ def test_whatever_is_said_it_reads_back_or_is_refused(qwen3: Path, kind: str, tu
 def test_a_form_of_qwen3_is_the_same_in_both_siblings(qwen3: Path) -> None:
     assert "<think>" in QWEN3
     for reply in (said("It is 7."), said("x", "hm", CALL), said("", "", CALL)):
-        assert spoken(of(qwen3, "qwen3"), [USER], reply, TOOLS) == spoken(of(qwen3, "packaged"), [USER], reply, TOOLS)
+        assert speech_of(of(qwen3, "qwen3"), [USER], reply, TOOLS) == speech_of(
+            of(qwen3, "packaged"), [USER], reply, TOOLS
+        )
 
 
 DUMB = {"Nemotron 3 Nano", "DeepSeek V3", "DeepSeek R1 Distill", "GLM 4.5", "Muse Glimmer"}
@@ -177,7 +179,7 @@ def test_published_forms_say_the_reply_or_refuse_it(family: Family, tmp_path: Pa
     renderer = TemplateRenderer(ChatTokenizer(write_family(tmp_path, family)))
     for number, (messages, reply, tools) in enumerate(TALKS):
         try:
-            found = spoken(renderer, messages, reply, tools)
+            found = speech_of(renderer, messages, reply, tools)
         except Unspoken:
             assert number or family.name in DUMB, "a plain reply is said"
             continue

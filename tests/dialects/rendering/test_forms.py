@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millrace.dialects.rendering import template as module
 from millrace.dialects.rendering.base import NoContinuation, ParsedReply, RenderError, ToolCall
 from millrace.dialects.rendering.forms.all import FORMS
-from millrace.dialects.rendering.forms.base import schemas_of, typed
+from millrace.dialects.rendering.forms.base import schemas_of, typed_value
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from tests.dialects.families import DEEPSEEK, FAMILIES, HERMES, Family, write
@@ -132,7 +132,7 @@ def test_no_text_breaks_a_form(text: str):
     ],
 )  # fmt: skip
 def test_a_value_without_quotes_has_the_type_that_its_schema_gives_it(text: str, schema: Any, want: Any):
-    assert typed(text, schema) == want
+    assert typed_value(text, schema) == want
 
 
 # ------------------------------------------------------------------ gpt-oss
@@ -145,7 +145,7 @@ FINAL = "<|channel|>final<|message|>It is 7. Bye."
 
 @pytest.mark.parametrize("schema", [{"type": 5}, {"anyOf": 7}, {"oneOf": {}}, {"enum": True}, {"type": ["string", 3]}])
 def test_a_schema_of_any_shape_reads_a_value(schema: Any):
-    assert typed("7", schema) in (7, "7")
+    assert typed_value("7", schema) in (7, "7")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from renderers.base import ParsedResponse, ParsedToolCall
 
 from millrace.dialects.rendering.base import NoContinuation, ParsedReply, ToolCall
 from millrace.dialects.rendering.choose import PROBES, TOOLS, choose
-from millrace.dialects.rendering.package import PackagedRenderer, known
+from millrace.dialects.rendering.package import PackagedRenderer, has_renderer
 from millrace.dialects.rendering.parsers.markers import MarkedParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
@@ -62,7 +62,7 @@ def test_auto_leaves_a_changed_template_and_a_lacking_tokenizer_to_the_template(
         choose(lacking, "qwen3")
     with pytest.raises(ConfigError, match=r"'harmony' is not supported: use auto, template or one of .*qwen3"):
         choose(lacking, "harmony")
-    assert not any(map(known, ("default", "custom", "auto")))
+    assert not any(map(has_renderer, ("default", "custom", "auto")))
 
 
 def test_a_new_user_turn_is_refused_as_the_family_drops_thoughts(renderer: PackagedRenderer):

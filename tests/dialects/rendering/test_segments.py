@@ -222,7 +222,7 @@ def test_what_was_said_before_is_not_tokenized_again():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("millrace.dialects.rendering.segments.KEPT", 4000)
+    monkeypatch.setattr("millrace.dialects.rendering.segments.CACHE_BYTES", 4000)
     core = build()
     segments = Segments(core, json.loads(core.to_str()))
     for number in range(300):

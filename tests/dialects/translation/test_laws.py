@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import ResponseInputItemParam
 
-from millrace.dialects.all import named
+from millrace.dialects.all import by_name
 from millrace.dialects.conversation import Part, Text, Thinking, ToolUse, messages_of
 from millrace.dialects.errors import ApiError
 from millrace.dialects.translation.all import TRANSLATORS
@@ -71,7 +71,7 @@ def test_a_request_says_the_same_in_another_api_or_is_refused(client: str, to: T
     def law(items: list[Any]) -> None:
         body = orjson.dumps({"model": "m", most: 9, field: items})
         try:
-            ask = named(client).parse(body)
+            ask = by_name(client).parse(body)
             others = [part for turn in ask.turns if turn.role != "assistant" for part in turn.parts]
             assume(not any(isinstance(part, ToolUse) for part in others))  # nobody but a model calls tools
             written = orjson.dumps(to.request(ask))
@@ -115,7 +115,7 @@ def test_the_same_tools_are_strict_in_another_api(
     if space:
         offered = [{"type": "namespace", "name": "crm", "description": "d", "tools": offered}]
     body = {"model": "m", most: 9, field: [{"role": "user", "content": "hi"}], "tools": offered}
-    ask = named(client).parse(orjson.dumps(body))
+    ask = by_name(client).parse(orjson.dumps(body))
     there = to.dialect.parse(orjson.dumps(to.request(ask)))
     strict = {f"{space}{name}" for name, more in tools.items() if more.get("strict") is True}
     assert ask.strict_tools == there.strict_tools == strict
@@ -161,13 +161,13 @@ def test_nothing_that_a_server_says_raises_anything_unforeseen(to: Translator) -
             to, [b"data: " + odd_json.text(event).encode(errors="replace") + b"\n\n" for event in events]
         )
         for client in ITEMS:
-            ask = named(client).parse(orjson.dumps({"model": "m", "max_tokens": 9, **smallest(client)}))
+            ask = by_name(client).parse(orjson.dumps({"model": "m", "max_tokens": 9, **smallest(client)}))
             call = TranslatedCall(ask, "x", told)
-            writer = named(client).streamed(call)
+            writer = by_name(client).stream_writer(call)
             writer.take(call.choice, call.choice.say(parts), 0)
             call.end()
             writer.end()
-            orjson.loads(named(client).whole(call, call.choices))
+            orjson.loads(by_name(client).whole(call, call.choices))
         found = odd_json.changed(random, WHOLE[to.name])
         try:
             answer, _ = to.whole(found if isinstance(found, dict) else {})

@@ -102,7 +102,7 @@ def test_a_reply_is_the_same_wherever_it_is_cut(dialect: Dialect, seed: int, cut
     if got == body:
         assert not dialect.events_of(shape.object_in(body) or {})
         return
-    events = reading.assembled()
+    events = reading.assembler()
     events.feed(got)
     texts = [texts_of(read) for read in (reading.whole(events, b"")[1], reading.answer(body, b""))]
     assert events.unread or texts[0] == texts[1]  # an event is deeper than a reply; of very many blocks some are read

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.dialects.all import named, read
+from millrace.dialects.all import by_name, read
 from millrace.dialects.errors import ApiError
 from millrace.dialects.reading.events import NO_WORDS
 from millrace.dialects.rendering.template import TemplateRenderer
@@ -104,7 +104,7 @@ async def test_a_conversation_is_what_it_would_be_in_the_upstream_s_own_api(
             assert (call["trainable"], call["untrainable_reason"], call["engine"]) == (False, UNTRAINABLE, "far")
             assert call["usage"]["completion"] > 0
             assert read(call["request"], call["response"]).replies[0]["content"] in (said.text, None)
-            assert named(client).wrote(orjson.loads(call["response"]))
+            assert by_name(client).wrote(orjson.loads(call["response"]))
         live = set(w.gateway.sessions.live)
     async with near(tmp_path / "near", "http://127.0.0.1:9/v1", server) as w:
         assert (set(w.gateway.sessions.live), w.gateway.sessions.unreadable) == (live, set())
@@ -181,7 +181,7 @@ async def test_an_error_in_the_middle_reaches_the_client_in_its_words(
     begun = [b"data: " + orjson.dumps(event) + b"\n\n" for event in EVENTS[server][:1]]
     error = b"data: " + orjson.dumps({"type": "error", "error": said}) + b"\n\n"
     if said == {"message": "overloaded"}:
-        error = named(server).failed(ApiError(529, "overloaded")).sse()
+        error = by_name(server).failed(ApiError(529, "overloaded")).sse()
     words = NO_WORDS if said == {"code": 7} else "overloaded"
     async with serving(stream(*begun, error)) as far, near(tmp_path, far.url, server) as w:
         speaker = CLIENTS[client](w)

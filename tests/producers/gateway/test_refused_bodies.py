@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from millrace.dialects.all import DIALECTS
 from millrace.dialects.errors import ApiError
-from millrace.dialects.reading.head import read_head, renamed
+from millrace.dialects.reading.head import read_head, rename_model
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.producers.gateway.app import routes
 from millrace.producers.gateway.socket import request_of
@@ -101,7 +101,7 @@ def nested(place: list[str | int], value: Any) -> Any:
 @given(places, halves, st.booleans())
 def test_half_a_pair_is_named_with_its_place(place: list[str | int], half: str, is_name: bool) -> None:
     text = json.dumps({"model": "m", "odd": nested(place, {half: 1} if is_name else half)}).encode()
-    for read in (read_head, lambda text: renamed(text, "n"), request_of, *(dialect.parse for dialect in DIALECTS)):
+    for read in (read_head, lambda text: rename_model(text, "n"), request_of, *(dialect.parse for dialect in DIALECTS)):
         with pytest.raises(ApiError, match="half of a surrogate pair is no character") as refusal:
             read(text)
         steps = [int(step) if step.isdecimal() else step for step in re.findall(r"\w+", refusal.value.param or "")]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.dialects.all import named
+from millrace.dialects.all import by_name
 from millrace.dialects.reading.reader import ROOT
 from millrace.infra.config import RewardJudge
 from millrace.streams.reward import rubric
@@ -47,13 +47,13 @@ def replied(speaks: str, text: str) -> dict[str, Any]:
 def test_a_judge_is_asked_the_same_in_every_api(speaks: str, rules: str, task: str, output: str) -> None:
     """As the gateway, which speaks them all, reads it."""
     body = rubric.request(rules, "m", task, output, 64, APIS[speaks])
-    ask = named(speaks).parse(body)
+    ask = by_name(speaks).parse(body)
     system, user = ask.turns
     said = [part.text for turn in (system, user) for part in turn.parts]  # type: ignore[union-attr]
     assert (system.role, user.role, said[0]) == ("system", "user", rubric.INSTRUCTIONS + rules)
     assert json.loads(said[1]) == {"case": rubric.number(rules, task, output), "task": task, "output": output}
     assert (ask.model, ask.max_tokens, ask.temperature) == ("m", 64, 0)
-    assert APIS[speaks].path == named(speaks).path.removeprefix(ROOT)
+    assert APIS[speaks].path == by_name(speaks).path.removeprefix(ROOT)
 
 
 @each

@@ -11,7 +11,7 @@ import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.dialects.conversation import Ask, Forced, ReplyShape
+from millrace.dialects.conversation import Ask, ForcedCalls, ReplyShape
 from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.base import FormMarks
 from millrace.dialects.rendering.template import TemplateRenderer
@@ -94,14 +94,14 @@ def test_forced_calls_are_what_the_parser_reads(
     renderer: TemplateRenderer, compiler: xgrammar.GrammarCompiler, data: Any, thought: str | None, several: bool
 ) -> None:
     tools, calls = data
-    ask = asked(tools=tools, choice=Forced(), parallel=several)
+    ask = asked(tools=tools, choice=ForcedCalls(), parallel=several)
     said = "" if thought is None else f"<think>\n{thought}\n</think>\n\n"
     ids = renderer.tokenizer.encode(said + "\n".join(block(*call) for call in calls) + "<|im_end|>")
     assert allows(compiler, grammar_of(ask, marks(renderer)), ids) == (several or len(calls) == 1)
     parser = renderer.parser([], tools)
     parser.whole(ids)
     assert [(call.name, json.loads(call.arguments)) for call in parser.reply.calls] == calls
-    named = asked(tools=tools, choice=Forced((calls[0][0],)))
+    named = asked(tools=tools, choice=ForcedCalls((calls[0][0],)))
     assert allows(compiler, grammar_of(named, marks(renderer)), ids) == (len(calls) == 1)
 
 
@@ -141,7 +141,7 @@ def test_a_reply_is_json_or_calls_and_nothing_else(
     assert allows(compiler, grammar_of(asked(output=output), here), ids) == free
     assert allows(compiler, grammar_of(asked(output=output, tools=tools), here), ids) == beside_tools
     assert allows(compiler, grammar_of(asked(output=output, tools=tools, choice="none"), here), ids) == free
-    assert allows(compiler, grammar_of(asked(output=output, tools=tools, choice=Forced()), here), ids) == forced
+    assert allows(compiler, grammar_of(asked(output=output, tools=tools, choice=ForcedCalls()), here), ids) == forced
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_form_without_thoughts_is_held_by_the_schema_alone(renderer: TemplateR
 
 
 def test_what_cannot_be_held_to_is_refused(renderer: TemplateRenderer) -> None:
-    here, forced = marks(renderer), asked(tools=[tool("f", {})], choice=Forced())
+    here, forced = marks(renderer), asked(tools=[tool("f", {})], choice=ForcedCalls())
     long = {"enum": ["x" * bounds.SCHEMA_BYTES]}
     many = {"properties": {f"{at}": {"patternProperties": {f"^{at}": {}}} for at in range(bounds.PATTERNS + 1)}}
     odd = {"items": [{"pattern": "x" * (bounds.PATTERN_BYTES + 1)}]}
@@ -179,10 +179,14 @@ def test_what_cannot_be_held_to_is_refused(renderer: TemplateRenderer) -> None:
         (forced, here._replace(call=None), "in Hermes form alone"),
         (asked(output=ReplyShape("text.format", long)), here, f"more than {bounds.SCHEMA_BYTES}"),
         (asked(output=ReplyShape("text.format", many)), here, f"9 patterns are more than {bounds.PATTERNS}"),
-        (asked(tools=[tool("f", many)], choice=Forced()), here, "9 patterns are more"),
-        (asked(tools=[tool("f", odd)], choice=Forced()), here, f"a pattern has at most {bounds.PATTERN_BYTES} bytes"),
-        (asked(tools=[{"type": "function"}], choice=Forced()), here, "a function has a name"),
-        (asked(tools=[tool("f", [1])], choice=Forced()), here, "a function has a name"),
+        (asked(tools=[tool("f", many)], choice=ForcedCalls()), here, "9 patterns are more"),
+        (
+            asked(tools=[tool("f", odd)], choice=ForcedCalls()),
+            here,
+            f"a pattern has at most {bounds.PATTERN_BYTES} bytes",
+        ),
+        (asked(tools=[{"type": "function"}], choice=ForcedCalls()), here, "a function has a name"),
+        (asked(tools=[tool("f", [1])], choice=ForcedCalls()), here, "a function has a name"),
     ):
         with pytest.raises(ApiError, match=said.replace(".", r"\.")) as error:
             grammar_of(ask, found)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.dialects.errors import ApiError
-from millrace.dialects.stored_responses import Given, StoredResponse
+from millrace.dialects.stored_responses import StoredRequest, StoredResponse
 from millrace.producers.gateway.sessions.ownership import Hints
 from millrace.producers.gateway.sessions.responses import OVERHEAD, ResponseRecall, ResponseStore, owner_of
 from millrace.producers.gateway.sessions.session import GatewaySession
@@ -74,7 +74,7 @@ def test_a_conversation_is_whole_or_forgotten_and_its_owners_alone(
         if what != "look":
             id = f"resp_{number}"
             response = answer(id, size)
-            stored.keep(id, sessions[who], Given(items(whole), previous), msgspec.json.encode(response), now)
+            stored.keep(id, sessions[who], StoredRequest(items(whole), previous), msgspec.json.encode(response), now)
             said.append((who, id, whole, response))
         assert stored.size <= most
         for tenant in stored._of.values():
@@ -110,7 +110,7 @@ def test_who_holds_less_loses_nothing_to_who_holds_more(
         held = [sum(stored._kept[id].size for id in ids) for ids in before]
         id = f"resp_{number}"
         own[who].append(id)
-        stored.keep(id, sessions[who], Given([b"{}"], None), msgspec.json.encode(answer(id, size)), number + 1)
+        stored.keep(id, sessions[who], StoredRequest([b"{}"], None), msgspec.json.encode(answer(id, size)), number + 1)
         other = 1 - who
         if held[other] <= stored._most // 2:
             assert before[other] <= stored._kept.keys(), "half of the memory is safe"
@@ -152,7 +152,7 @@ def test_memory_grows_with_what_is_new(sessions: list[GatewaySession], named: bo
         talk.append(an_item(number, 1000))
         id, previous = f"resp_{number}", f"resp_{number - 1}" if named else None
         response = answer(id, 1000)
-        stored.keep(id, sessions[0], Given(items(talk), previous), msgspec.json.encode(response), number)
+        stored.keep(id, sessions[0], StoredRequest(items(talk), previous), msgspec.json.encode(response), number)
         talk += response["output"]
         new += 4 * 1000 + 8 * OVERHEAD
     assert stored.size < 2 * new
@@ -162,7 +162,7 @@ def test_memory_grows_with_what_is_new(sessions: list[GatewaySession], named: bo
 
 def test_a_small_request_names_no_more_than_a_request_may_hold(sessions: list[GatewaySession]) -> None:
     stored, response = ResponseStore(60.0), answer("resp_1", 5000)
-    stored.keep("resp_1", sessions[0], Given(items([an_item(1, 1)]), None), msgspec.json.encode(response))
+    stored.keep("resp_1", sessions[0], StoredRequest(items([an_item(1, 1)]), None), msgspec.json.encode(response))
     item = response["output"][0]["id"]
     recall = ResponseRecall(stored, owner_of(sessions[0]), 20_000)
     found = [recall.item(item) for _ in range(3)]

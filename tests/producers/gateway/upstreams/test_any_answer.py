@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
-from millrace.dialects.all import DIALECTS, named
+from millrace.dialects.all import DIALECTS, by_name
 from millrace.infra.engines.upstream import Longest, TextUpstream
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
@@ -117,7 +117,7 @@ async def test_any_answer(tmp_path: Path, api: str, streamed: bool, caplog: pyte
             headers = {"x-millrace-session": f"s{seed}"}
             got = await w.http.post(PATHS[api], content=body, headers=headers)
             if streamed and told.sound and told.status < 300:  # a reply in one piece of JSON comes as a stream
-                told.body = b"".join([part async for part in named(api).as_stream(once(told.body))])
+                told.body = b"".join([part async for part in by_name(api).as_stream(once(told.body))])
             holds(api, told, got.status_code, got.content, streamed=streamed)
             if told.sound and told.status >= 200:
                 assert passed(dict(got.headers.raw), told.headers), seed

@@ -56,7 +56,7 @@ def test_any_stream(api: str, caplog: pytest.LogCaptureFixture) -> None:
     @given(seeds, st.integers(1, 400), st.booleans())
     def holds(seed: int, part: int, cut: bool) -> None:
         raw = answers.stream(Random(seed), api)
-        events = READERS[api].assembled()
+        events = READERS[api].assembler()
         for at in range(0, len(raw), part):
             events.feed(raw[at : at + part])
         if cut:
@@ -83,7 +83,7 @@ def put(api: str, value: bytes) -> bytes:
 def test_what_is_too_deep_is_not_read(api: str, levels: int) -> None:
     assert READERS[api].answer(put(api, deep(bounds.DEPTH // 2)), b"") is not None
     assert READERS[api].answer(put(api, deep(levels)), b"") is None
-    events = READERS[api].assembled()
+    events = READERS[api].assembler()
     for event in answers.EVENTS[api]:
         events.feed(b"data: " + orjson.dumps(event) + b"\n\n")
     assert events.unread == 0
@@ -107,7 +107,7 @@ def test_no_piece_of_work_is_large(api: str, monkeypatch: pytest.MonkeyPatch) ->
             return orjson.loads(data)
 
     monkeypatch.setattr(module, "orjson", Loads)
-    events = READERS[api].assembled()
+    events = READERS[api].assembler()
     for data in (
         b'{"id":"c","x":[' + b"[]," * bounds.VALUES + b"[]]}",
         b'{"id":"c","x":[' + b"[]," * (bounds.VALUES // 2) + b"[]]}",
@@ -146,7 +146,7 @@ def test_pieces_of_tool_calls_are_not_looked_for_among_all_of_them() -> None:
 
 
 def test_counts_of_a_message_are_brought_up_to_date_in_place() -> None:
-    events = READERS["messages"].assembled()
+    events = READERS["messages"].assembler()
     events.take(answers.EVENTS["messages"][0])
     held = events.response()["usage"]
     for at in range(3):
@@ -163,7 +163,7 @@ def test_counts_of_a_message_are_brought_up_to_date_in_place() -> None:
     ],
 )
 def test_parts_of_a_reply_have_a_bound(api: str, begin: dict[str, Any]) -> None:
-    events = READERS[api].assembled()
+    events = READERS[api].assembler()
     at = "index" if api == "messages" else "output_index"
     assert all(events.take({**begin, at: number}) for number in range(bounds.PARTS))
     assert not events.take({**begin, at: bounds.PARTS})
@@ -171,7 +171,7 @@ def test_parts_of_a_reply_have_a_bound(api: str, begin: dict[str, Any]) -> None:
 
 
 def test_inputs_of_tools_are_parsed_as_far_as_they_have_few_values() -> None:
-    events = READERS["messages"].assembled()
+    events = READERS["messages"].assembler()
     said = "[" + "[]," * (bounds.VALUES // 6) + "[]]"
     events.take(answers.EVENTS["messages"][0])
     for index in range(5):

@@ -171,15 +171,15 @@ async def test_a_stream_is_the_same_wherever_it_is_cut(
     @settings(max_examples=40, database=None, deadline=None)
     @given(st.lists(st.integers(0, len(raw)), max_size=6), st.integers(0, len(raw)))
     def cut(places: list[int], end: int) -> None:
-        events, rest = reader.assembled(), 0
+        events, rest = reader.assembler(), 0
         for place in sorted(places):
             events.feed(raw[rest:place])
             rest = place
         events.feed(raw[rest:])
         found = events.response()
-        assert plain(reader.understood(found).choices[0].message) == reply
+        assert plain(reader.answer_in(found).choices[0].message) == reply
         assert events.unread == 0
-        broken = reader.assembled()  # as far as it came, it is a call that a start of the gateway reads
+        broken = reader.assembler()  # as far as it came, it is a call that a start of the gateway reads
         broken.feed(raw[:end])
         broken.finish = "abort"
         response, told = reader.whole(broken, b"")
@@ -310,7 +310,7 @@ async def test_what_ends_a_reply_is_told_once_it_is_recorded(
     tmp_path: Path, renderer: TemplateRenderer, dialect: str
 ) -> None:
     raw, _ = await played(tmp_path, renderer, dialect, streamed=True)
-    events, told = READERS[dialect].assembled(), list[bool]()
+    events, told = READERS[dialect].assembler(), list[bool]()
     for event in raw.split(b"\n\n")[:-1]:
         events.feed(event + b"\n\n")
         told.append(events.closing)

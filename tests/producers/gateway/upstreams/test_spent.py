@@ -125,7 +125,7 @@ def test_a_reply_that_is_cut_off_bears_what_was_passed_on_and_never_less_than_be
     @given(st.lists(pieces | odd, max_size=12), st.integers(1, 60))
     def holds(given: list[Any], part: int) -> None:
         raw = [sse(one) for one in opening(api)]
-        events, before, told = READERS[api].assembled(), 0, 0
+        events, before, told = READERS[api].assembler(), 0, 0
         for one in [*raw, *given]:
             data = sse(event(api, *one)) if isinstance(one, tuple) else one
             for at in range(0, len(data), part):

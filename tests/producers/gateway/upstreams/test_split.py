@@ -75,7 +75,7 @@ def test_chat(said: tuple[dict[str, Any], list[dict[str, Any]]], part: int) -> N
     chunks = [{"id": "c", "choices": [{"index": 0, "delta": delta}]} for delta in sent]
     chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     raw = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
-    events = READERS["chat"].assembled()
+    events = READERS["chat"].assembler()
     for at in range(0, len(raw), part):
         events.feed(raw[at : at + part])
     response, streamed = READERS["chat"].whole(events, b"")
@@ -94,7 +94,7 @@ def test_chat(said: tuple[dict[str, Any], list[dict[str, Any]]], part: int) -> N
 def test_thoughts_among_the_parts_of_a_message() -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}
     message = {"role": "assistant", "content": [thought, {"type": "text", "text": "x"}]}
-    events = READERS["chat"].assembled()
+    events = READERS["chat"].assembler()
     for part in message["content"]:
         events.take({"id": "c", "choices": [{"index": 0, "delta": {"content": [part]}}]})
     found = reply_of(READERS["chat"].whole(events, b"")[0], 0)
@@ -118,7 +118,7 @@ def test_thoughts_among_the_parts_of_a_message() -> None:
     ],
 )
 def test_items_of_responses_that_are_cut_off(kind: str, item: dict[str, Any], reads: str) -> None:
-    events = READERS["responses"].assembled()
+    events = READERS["responses"].assembler()
     events.take({"type": "response.created", "response": {"id": "r", "object": "response"}})
     events.take({"type": "response.output_item.added", "output_index": 0, "item": item})
     for piece in ("one ", "two"):
@@ -133,7 +133,7 @@ def test_items_of_responses_that_are_cut_off(kind: str, item: dict[str, Any], re
 
 
 def test_a_message_of_blocks_keeps_what_signs_its_thoughts() -> None:
-    events = READERS["messages"].assembled()
+    events = READERS["messages"].assembler()
     events.take({"type": "message_start", "message": {"type": "message", "id": "m"}})
     events.take({"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}})
     for delta in ({"type": "thinking_delta", "thinking": "so"}, {"type": "signature_delta", "signature": "s"}) * 2:
