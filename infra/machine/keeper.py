@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 MOST_ENDS = 20
@@ -66,8 +67,8 @@ def outlive_full_disks(loggers: Any) -> None:
         kind.handleError = _print_nothing
 
 
-def _patient(emit: Any) -> Any:
-    def patient(handler: Any, record: Any) -> None:
+def _patient(emit: Callable[..., None]) -> Callable[..., None]:
+    def patient(handler: Any, record: object) -> None:
         try:
             if getattr(handler.stream, "closed", False):  # a change of files failed half way
                 handler.reopen()
