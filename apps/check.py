@@ -54,12 +54,12 @@ def check(settings: Settings) -> Iterator[Answer]:
         yield Answer("tasks", "warning", "[rollout] agent is set and [rollout] tasks is not: it has nothing to do")
     yield _apart(settings, _ask("verifier", lambda: _verifier(settings)))
     yield _ask("algorithm", lambda: _algorithm(settings))
-    if said := settings.unbound:
-        yield Answer("budgets", "warning", said)
+    if warning := settings.unbound:
+        yield Answer("budgets", "warning", warning)
     if settings.gateway.upstreams:
         yield _ask("upstreams", lambda: _upstreams(settings))
     if renderers := _renderers(settings):
-        yield _ask("renderers", lambda: _rendered(renderers))
+        yield _ask("renderers", lambda: _check_renderers(renderers))
 
 
 def _ask(question: str, find: Callable[[], str]) -> Answer:
@@ -106,15 +106,15 @@ def _verifier(settings: Settings) -> str:
     pool = choose(settings.reward, workers=1)
     try:
         task = source.task(0)
-        found = asyncio.run(pool.judge(orjson.dumps(task).decode(), "", dict(EPISODE)))
+        result = asyncio.run(pool.judge(orjson.dumps(task).decode(), "", dict(EPISODE)))
     finally:
         pool.close()
-    if found.failure:
+    if result.failure:
         raise RewardError(
-            f"{name} failed on the first task and an empty output ({found.failure}): every such episode would have no "
+            f"{name} failed on the first task and an empty output ({result.failure}): every such episode would have no "
             f"reward. The task has {', '.join(sorted(task))}."
         )
-    return f"{name} gives {found.value:g} to an empty output of the first task"
+    return f"{name} gives {result.value:g} to an empty output of the first task"
 
 
 def _apart(settings: Settings, answer: Answer) -> Answer:
@@ -155,12 +155,12 @@ def _upstreams(settings: Settings) -> str:
 
 def _renderers(settings: Settings) -> dict[str, str]:
     """The renderers that the settings choose, by the section that does."""
-    chosen = {"[gateway]": settings.gateway.renderer}
-    chosen |= {f"[gateway.policies.{name}]": other.renderer for name, other in settings.gateway.policies.items()}
-    return {where: name for where, name in chosen.items() if name != "auto"}
+    names = {"[gateway]": settings.gateway.renderer}
+    names |= {f"[gateway.policies.{name}]": policy.renderer for name, policy in settings.gateway.policies.items()}
+    return {where: name for where, name in names.items() if name != "auto"}
 
 
-def _rendered(renderers: dict[str, str]) -> str:
+def _check_renderers(renderers: dict[str, str]) -> str:
     from millrace.dialects.rendering.choose import check as check_renderer
 
     for where, name in renderers.items():
@@ -168,11 +168,11 @@ def _rendered(renderers: dict[str, str]) -> str:
     return ", ".join(f"{name} in {where}" for where, name in renderers.items())
 
 
-def _takes_three(function: Callable[..., object], what: str, takes: str, error: type[MillraceError]) -> None:
+def _takes_three(function: Callable[..., object], name: str, takes: str, error: type[MillraceError]) -> None:
     """Raises `error` for a function that cannot be called with three values."""
     try:
         inspect.signature(function).bind(None, None, None)
     except TypeError:
-        raise error(f"{what} must take {takes}; it takes {inspect.signature(function)}") from None
+        raise error(f"{name} must take {takes}; it takes {inspect.signature(function)}") from None
     except ValueError:
         return  # one that is written in C does not say what it takes

@@ -40,8 +40,8 @@ PACKAGES = ("confluent-kafka", "torch", "transformers", *(name for kind in KINDS
 def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
     """Every answer, in the order in which a newcomer should mend things. `file` is where the settings come from."""
     if file is not None and file.exists():
-        yield _ask("settings file", lambda: _private(file), "warning")
-    yield _ask("home and keys", lambda: _closed(settings), "warning")
+        yield _ask("settings file", lambda: _check_mode(file), "warning")
+    yield _ask("home and keys", lambda: _check_modes(settings), "warning")
     yield _ask("packages", _packages)
     yield from check(settings)
     if settings.kafka.local:
@@ -50,7 +50,7 @@ def examine(settings: Settings, file: Path | None = None) -> Iterator[Answer]:
         yield _runs_on(settings)
     yield _ask("disk", lambda: _disk(settings))
     yield _ask("shared storage", lambda: _storage(settings.objects))
-    broker = _ask("broker", lambda: _broker(settings), "warning" if _to_be_started(settings) else "bad")
+    broker = _ask("broker", lambda: _broker(settings), "warning" if _needs_start(settings) else "bad")
     yield broker
     yield _ask("ports", lambda: _ports(settings))
     if broker.word == "ok":
@@ -70,33 +70,35 @@ def _open(settings: Settings) -> Iterator[Answer]:
     hosts = [server.strip().rpartition(":")[0] for server in settings.kafka.bootstrap.split(",")]
     protocol = str(settings.kafka.options.get("security.protocol", "PLAINTEXT")).upper()
     if not all(map(is_local, hosts)) and not protocol.endswith("SSL"):
-        said = f"{settings.kafka.bootstrap} is beyond this machine and spoken with in clear ({protocol}): use SASL_SSL"
-        yield Answer("encryption", "warning", said)
+        warning = (
+            f"{settings.kafka.bootstrap} is beyond this machine and spoken with in clear ({protocol}): use SASL_SSL"
+        )
+        yield Answer("encryption", "warning", warning)
     engine = settings.engine.url
     if not settings.engine.key.get_secret_value() and not is_local(urlsplit(engine).hostname or ""):
-        said = (
+        warning = (
             f"{engine} is beyond this machine and [engine] key is empty: whoever reaches it loads weights and samples"
         )
-        yield Answer("engine key", "warning", said)
+        yield Answer("engine key", "warning", warning)
     keys = {
         "[engine] key": (settings.engine.key, engine, "[engine] url"),
         "[gateway] upstream_key": (settings.gateway.upstream_key, settings.gateway.upstream_url, "upstream_url"),
     }
     for name, upstream in settings.gateway.upstreams.items():
         if upstream.key_env and _in_clear(upstream.url):
-            said = (
+            warning = (
                 f"{upstream.key_env} goes to {urlsplit(upstream.url).hostname} in clear: give url an https:// address"
             )
-            yield Answer(f"[gateway.upstreams.{name}]", "warning", said)
+            yield Answer(f"[gateway.upstreams.{name}]", "warning", warning)
     for name, (key, url, where) in keys.items():
         if key.get_secret_value() and _in_clear(url):
-            said = f"{name} goes to {urlsplit(url).hostname} in clear: give {where} an https:// address"
-            yield Answer(name, "warning", said)
+            warning = f"{name} goes to {urlsplit(url).hostname} in clear: give {where} an https:// address"
+            yield Answer(name, "warning", warning)
     collector = settings.telemetry.endpoint
     if settings.telemetry.exporter == "otlp" and settings.telemetry.headers and _in_clear(collector):
         host = urlsplit(collector).hostname
-        said = f"[telemetry] headers go to {host} in clear: give [telemetry] endpoint an https:// address"
-        yield Answer("telemetry", "warning", said)
+        warning = f"[telemetry] headers go to {host} in clear: give [telemetry] endpoint an https:// address"
+        yield Answer("telemetry", "warning", warning)
 
 
 def _in_clear(url: str) -> bool:
@@ -105,7 +107,7 @@ def _in_clear(url: str) -> bool:
     return parts.scheme == "http" and not is_local(parts.hostname or "")
 
 
-def _private(file: Path) -> str:
+def _check_mode(file: Path) -> str:
     """The file holds keys."""
     mode = file.stat().st_mode & 0o777
     if mode & 0o077:
@@ -113,19 +115,19 @@ def _private(file: Path) -> str:
     return f"{file} is yours alone"
 
 
-def _closed(settings: Settings) -> str:
+def _check_modes(settings: Settings) -> str:
     """What holds keys, prompts and weights is open to its owner alone."""
     keys = settings.home / "keys"
-    named = (settings.kafka.key_file, str(settings.kafka.options.get("ssl.key.location", "")))
-    found = [settings.home, keys, *sorted(keys.glob("*")), *map(Path, filter(None, named))]
-    modes = {path: path.stat().st_mode & 0o777 for path in found if path.exists()}
-    if opened := {path: mode for path, mode in modes.items() if mode & 0o077}:
-        said = ", ".join(f"{path} (mode {mode:03o})" for path, mode in opened.items())
-        raise OSError(f"other users may get at {said}: chmod go= {shlex.join(map(str, opened))}")
+    key_files = (settings.kafka.key_file, str(settings.kafka.options.get("ssl.key.location", "")))
+    paths = [settings.home, keys, *sorted(keys.glob("*")), *map(Path, filter(None, key_files))]
+    modes = {path: path.stat().st_mode & 0o777 for path in paths if path.exists()}
+    if open_modes := {path: mode for path, mode in modes.items() if mode & 0o077}:
+        text = ", ".join(f"{path} (mode {mode:03o})" for path, mode in open_modes.items())
+        raise OSError(f"other users may get at {text}: chmod go= {shlex.join(map(str, open_modes))}")
     return f"{settings.home} is yours alone" if modes else f"{settings.home}: not made yet, `millrace up` closes it"
 
 
-def _to_be_started(settings: Settings) -> bool:
+def _needs_start(settings: Settings) -> bool:
     """Whether the broker is one that `millrace up` starts, and has not yet."""
     port = settings.kafka.bootstrap.rpartition(":")[2]
     return settings.kafka.local and not is_listening(LOCALHOST, int(port))
@@ -150,31 +152,31 @@ def _runs_on(settings: Settings) -> Answer:
 def _model(settings: Settings) -> str:
     """Whether the engine of this machine can serve the newest version that lies here."""
     root = Path(settings.weights.removeprefix("file://"))
-    found = sorted(root.glob("v*-*/config.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    configs = sorted(root.glob("v*-*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not configs:
         return "no version here yet"
-    reason = unservable(settings, json.loads(found[-1].read_bytes()))
+    reason = unservable(settings, json.loads(configs[-1].read_bytes()))
     if reason is not None:
-        raise PolicyError(f"{found[-1].parent} {reason}")
-    return str(found[-1].parent)
+        raise PolicyError(f"{configs[-1].parent} {reason}")
+    return str(configs[-1].parent)
 
 
 def _packages() -> str:
-    found = []
+    packages = []
     for name in PACKAGES:
         try:
-            found.append(f"{name} {version(name)}")
+            packages.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
-    return ", ".join(found)
+    return ", ".join(packages)
 
 
 def _disk(settings: Settings) -> str:
     place = next(path for path in (settings.home, *settings.home.parents) if path.exists())
-    free = shutil.disk_usage(place).free / 1e9
-    if free < FREE_GB:
-        raise OSError(f"{free:.1f} GB free at {place}: versions and logs need more, make room or move [home]")
-    return f"{free:.0f} GB free at {place}"
+    free_gb = shutil.disk_usage(place).free / 1e9
+    if free_gb < FREE_GB:
+        raise OSError(f"{free_gb:.1f} GB free at {place}: versions and logs need more, make room or move [home]")
+    return f"{free_gb:.0f} GB free at {place}"
 
 
 def _storage(uri: str) -> str:
@@ -198,7 +200,7 @@ def _storage(uri: str) -> str:
 
 
 def _broker(settings: Settings) -> str:
-    if _to_be_started(settings):
+    if _needs_start(settings):
         raise OSError(f"not started yet at {settings.kafka.bootstrap}: `millrace up` starts it")
     _, metadata = _admin(settings)
     return f"{len(metadata.brokers)} at {settings.kafka.bootstrap}, {len(metadata.topics)} topics"
@@ -208,21 +210,21 @@ def _ports(settings: Settings) -> str:
     """Whether `up` can have its ports, or has them already."""
     if Supervisor(settings.home, deployment_id(settings.namespace, settings.home)).running():
         return "in use by this deployment"
-    found = list(port_conflicts(settings))
-    if found:
-        raise OSError("; ".join(found))
+    conflicts = list(port_conflicts(settings))
+    if conflicts:
+        raise OSError("; ".join(conflicts))
     return ", ".join(f"{port} ({key})" for key, port in ports(settings).items()) + " are free"
 
 
 def _topics_exist(settings: Settings) -> str:
     from millrace.infra.connect import connect
 
-    wanted = [spec.name for spec in settings.layout.specs()]
+    names = [spec.name for spec in settings.layout.specs()]
     with connect(settings) as bus:
-        missing = sorted({*wanted} - {*bus.topics(f"{settings.namespace}.")})
+        missing = sorted({*names} - {*bus.topics(f"{settings.namespace}.")})
     if missing:
         raise OSError(
-            f"{len(missing)} of {len(wanted)} of {settings.namespace} are not there yet, such as {missing[0]}: "
+            f"{len(missing)} of {len(names)} of {settings.namespace} are not there yet, such as {missing[0]}: "
             "`millrace up` or `millrace topics` makes them"
         )
     return "all are there"
@@ -251,8 +253,8 @@ def _clock(settings: Settings) -> str:
             stamps.append(message.timestamp()[1])
 
     try:
-        new = kafka.NewTopic(name, 1, settings.kafka.replication, config={"message.timestamp.type": "LogAppendTime"})
-        admin.create_topics([new])[name].result(20)
+        topic = kafka.NewTopic(name, 1, settings.kafka.replication, config={"message.timestamp.type": "LogAppendTime"})
+        admin.create_topics([topic])[name].result(20)
         producer = Producer(
             {
                 **kafka_options(settings),
@@ -273,10 +275,10 @@ def _clock(settings: Settings) -> str:
     if len(stamps) < 2:
         raise OSError("could not be measured: the broker did not answer")
     ahead, slack = stamps[-1] / 1000 - (before + after) / 2, (after - before) / 2
-    said = f"{abs(ahead):.3f} s {'behind' if ahead > 0 else 'ahead of'} the broker (+-{slack:.3f} s)"
+    skew = f"{abs(ahead):.3f} s {'behind' if ahead > 0 else 'ahead of'} the broker (+-{slack:.3f} s)"
     if abs(ahead) - slack > SKEW_S:
-        raise OSError(f"{said}: synchronise the clocks, leases are counted in log time")
-    return said
+        raise OSError(f"{skew}: synchronise the clocks, leases are counted in log time")
+    return skew
 
 
 def _answers(base: str, starts: str) -> str:

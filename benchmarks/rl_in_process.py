@@ -134,7 +134,7 @@ def _sample(
             seq=attempt * 10**6 + r.prompt,
             name=f"{trains}.{attempt}.{index}",
             version=version,
-            truncated=not r.finished,
+            is_truncated=not r.finished,
         )
         for index, r in enumerate(replies)
     ]

@@ -25,7 +25,7 @@ from millrace.dialects.reading.reader import DialectReader, RecordedCall
 from millrace.dialects.stored_responses import Recall, Recaller, StoredResponse
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.errors import EngineError
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.schemas.json_values import Json
 
 
@@ -165,7 +165,7 @@ class Dialect(ABC):
                     yield bytes(body)
                     body.clear()
             if body:
-                yield await aside(len(body), self._events_in, bytes(body))
+                yield await run_aside(len(body), self._events_in, bytes(body))
         except EngineError:
             if body:
                 yield bytes(body)

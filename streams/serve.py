@@ -66,7 +66,7 @@ class StageMetrics:
                 with telemetry.span(name, headers, since=record.timestamp, stage=report.stage):
                     pass
 
-    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, record_count: int) -> None:
         RESTORE.record(seconds, stage=stage)
 
     def on_drop(self, stage: str, slot: int, reason: Exception) -> None:

@@ -30,7 +30,7 @@ from millrace.trainers.batches.packing import (
     REWARD_MODEL,
     VALUES,
     Floats,
-    Packed,
+    MicroBatch,
     cut,
     pack,
 )
@@ -57,7 +57,7 @@ class Share:
     groups: int
 
 
-OnStep = Callable[[Sequence[Packed], StepResult, float], None]
+OnStep = Callable[[Sequence[MicroBatch], StepResult, float], None]
 """hears an optimizer step of the policy: this rank's micro-batches as they trained, what came of it, learning rate"""
 
 
@@ -206,13 +206,13 @@ class Trainer:
                 report = replace(report, unchanged=None)
         return report
 
-    def _counts(self, algorithm: Algorithm, micro_lists: list[list[Packed]]) -> list[float]:
+    def _counts(self, algorithm: Algorithm, micro_lists: list[list[MicroBatch]]) -> list[float]:
         """Each minibatch's denominator of this algorithm's loss, over all cells."""
         return self.backend.sum([sum(algorithm.count(micro) for micro in micros) for micros in micro_lists])
 
     def _pack(
         self, samples: Sequence[Sample], minibatches: Sequence[Sequence[int]], version: int
-    ) -> list[list[Packed]]:
+    ) -> list[list[MicroBatch]]:
         """Micro-batches of each minibatch, as many on every rank."""
         by_seq: dict[int, list[Sample]] = {}
         for sample in samples:
@@ -242,7 +242,9 @@ class Trainer:
             rows=self.backend.fills_rows,
         )
 
-    def _scores(self, samples: Sequence[Sample], micro_lists: list[list[Packed]]) -> dict[str, dict[Sample, Floats]]:
+    def _scores(
+        self, samples: Sequence[Sample], micro_lists: list[list[MicroBatch]]
+    ) -> dict[str, dict[Sample, Floats]]:
         """What the algorithm needs to know of each token before the batch is weighed."""
         micros = [micro for minibatch in micro_lists for micro in minibatch]
         scores: dict[str, dict[Sample, Floats]] = {}
@@ -265,7 +267,7 @@ class Trainer:
 
     def _rewards(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
         """Of a reward model: its scores, and the rewards that trained, over the trajectories of all ranks."""
-        marks = rewards.scored(samples, scores[REWARD_MODEL])
+        marks = rewards.model_scores(samples, scores[REWARD_MODEL])
         used = self.algorithm.trained_rewards(samples, scores)
         total = len({(s.group, s.trajectory) for s in samples})
         sums = [len(marks), math.fsum(marks.values()), len(used), math.fsum(used.values()), total]
@@ -277,7 +279,7 @@ class Trainer:
         }
 
     def _report(
-        self, samples: Sequence[Sample], micro_lists: list[list[Packed]], results: list[StepResult], version: int
+        self, samples: Sequence[Sample], micro_lists: list[list[MicroBatch]], results: list[StepResult], version: int
     ) -> Report:
         micros = [micro for minibatch in micro_lists for micro in minibatch]
         by_trajectory = {s.trajectory: s.reward for s in samples}
@@ -336,14 +338,14 @@ class Trainer:
         return Report(metrics, shares, int(total["trainable"] - total["kept"]), reason)
 
 
-def _pulling(micro: Packed) -> float:
+def _pulling(micro: MicroBatch) -> float:
     """Tokens that pull: kept, with an advantage that is not 0."""
     if ADVANTAGES not in micro.columns:
         return 0.0
     return float(((micro.advantages != 0) & (micro.keep > 0)).sum())
 
 
-def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:
+def _values(micro: MicroBatch, values: Floats) -> dict[Sample, Floats]:
     """V float32[T] of a micro-batch -> by sample, before each trainable token and after the last one."""
     if not micro.members:
         return {}
@@ -353,7 +355,7 @@ def _values(micro: Packed, values: Floats) -> dict[Sample, Floats]:
     return dict(zip(micro.members, rows, strict=True))
 
 
-def _last(micro: Packed, values: Floats) -> dict[Sample, Floats]:
+def _last(micro: MicroBatch, values: Floats) -> dict[Sample, Floats]:
     """V float32[T] of a micro-batch -> by sample, after its last token, float32[1]."""
     return {member: values[[int(end)]] for member, end in zip(micro.members, micro.ends, strict=True)}
 

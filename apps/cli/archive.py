@@ -22,9 +22,9 @@ def once(context: typer.Context) -> None:
     settings = call(context).settings()
     segments = records = 0
     with connect_now(settings) as bus:
-        for kept in kept_now(settings, bus):
-            segments, records = segments + 1, records + kept.segment.records
-            console.print(f"{kept.topic}/{kept.partition} {told(kept)}", highlight=False, soft_wrap=True)
+        for segment in kept_now(settings, bus):
+            segments, records = segments + 1, records + segment.segment.records
+            console.print(f"{segment.topic}/{segment.partition} {told(segment)}", highlight=False, soft_wrap=True)
     console.print(f"{segments} segments, {records} records -> {settings.archive_root}", highlight=False, soft_wrap=True)
 
 
@@ -35,26 +35,26 @@ def list_(
     from millrace.consumers.archive import shelves
 
     settings = call(context).settings()
-    found = list(shelves(settings))
+    inventory = list(shelves(settings))
     if as_json:
-        put_json([msgspec.to_builtins(shelf) for shelf in found])
+        put_json([msgspec.to_builtins(shelf) for shelf in inventory])
         return
     table = RowTable(
         Column("partition", no_wrap=True), "from", "to", "records", "bytes", "first", "last", "lost", box=None
     )
-    for shelf in found:
-        whole = shelf.segments
+    for shelf in inventory:
+        segments = shelf.segments
         table.add_row(
             f"{shelf.topic}/{shelf.partition}",
-            str(whole[0].first),
-            str(whole[-1].end - 1),
-            f"{sum(one.records for one in whole):,}",
-            f"{sum(one.size for one in whole):,}",
-            _day(min(one.since for one in whole)),
-            _day(max(one.until for one in whole)),
+            str(segments[0].first),
+            str(segments[-1].end - 1),
+            f"{sum(one.records for one in segments):,}",
+            f"{sum(one.size for one in segments):,}",
+            _day(min(one.since for one in segments)),
+            _day(max(one.until for one in segments)),
             ", ".join(f"{lo} to {hi - 1}" for lo, hi in shelf.holes()),
         )
-    console.print(table if found else f"nothing is archived in {settings.archive_root}", soft_wrap=not found)
+    console.print(table if inventory else f"nothing is archived in {settings.archive_root}", soft_wrap=not inventory)
 
 
 def verify(context: typer.Context) -> None:
@@ -65,8 +65,8 @@ def verify(context: typer.Context) -> None:
     settings = call(context).settings()
     records = size = 0
     for shelf in shelves(settings):
-        found = verified(settings, shelf)
-        records, size = records + found.records, size + found.size
+        total = verified(settings, shelf)
+        records, size = records + total.records, size + total.size
     console.print(f"whole: {records:,} records in {size:,} bytes", highlight=False)
 
 

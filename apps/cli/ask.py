@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
-from millrace.apps.cli.session_names import newest_named
+from millrace.apps.cli.session_names import newest_session
 from millrace.infra.terminal import put, put_json
 
 policy = typer.Typer(no_args_is_help=True, help="The models being trained.")
@@ -35,8 +35,10 @@ def create(
     with connect_now(settings) as bus:
         bus.ensure_topics(settings.layout.specs())
         entry("millrace.streams.seal.policies:announce")(settings, bus)
-        made = entry("millrace.consumers.version_zero:create")(settings, model, bus, untie=untie)
-    console.print(f"policy {settings.policy.name} begins: version 0 at {made['uri']}", highlight=False, soft_wrap=True)
+        version = entry("millrace.consumers.version_zero:create")(settings, model, bus, untie=untie)
+    console.print(
+        f"policy {settings.policy.name} begins: version 0 at {version['uri']}", highlight=False, soft_wrap=True
+    )
 
 
 def audit(
@@ -65,7 +67,7 @@ def report(
 
 def why(
     context: typer.Context,
-    what: Annotated[
+    subject: Annotated[
         str,
         typer.Argument(
             metavar="ID",
@@ -83,11 +85,11 @@ def why(
     width = console.width if console.is_terminal and not as_json else None
     explain = partial(entry("millrace.consumers.tell.command:explain"), settings, text=text, width=width)
     with reading():
-        answer, known = explain(what)
-        if not known and (id := newest_named(settings, what)):
-            answer, known = explain(id)
+        answer, is_known = explain(subject)
+        if not is_known and (id := newest_session(settings, subject)):
+            answer, is_known = explain(id)
     if as_json:
-        put_json({"id": what, "known": known, "said": answer.splitlines()})
+        put_json({"id": subject, "known": is_known, "said": answer.splitlines()})
     else:
         put(answer)
-    raise typer.Exit(0 if known else 1)
+    raise typer.Exit(0 if is_known else 1)

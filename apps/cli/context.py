@@ -38,7 +38,7 @@ if not core.HAS_RICH:  # frames are for terminals: elsewhere each option is one 
 
 def in_help(text: str) -> str:
     """Text as it is, without rich's markup where that is read."""
-    return _plain(text) if core.HAS_RICH else text
+    return _escape_markup(text) if core.HAS_RICH else text
 
 
 @dataclass(slots=True)
@@ -65,14 +65,14 @@ class CommandFlags:
         from millrace.infra.config import PREFIX, variables
 
         file = self.path
-        named = {f"{PREFIX}CONFIG": str(file.absolute())} if file.exists() else {}
-        return {**named, **variables(self.flags)}
+        config = {f"{PREFIX}CONFIG": str(file.absolute())} if file.exists() else {}
+        return {**config, **variables(self.flags)}
 
 
 def call(context: typer.Context) -> CommandFlags:
     """The flags of this call."""
-    found = context.find_object(CommandFlags)
-    return found if found is not None else CommandFlags()
+    command_flags = context.find_object(CommandFlags)
+    return command_flags if command_flags is not None else CommandFlags()
 
 
 def flags(pairs: list[str]) -> dict[str, str]:
@@ -96,18 +96,20 @@ class CommandGroup(core.TyperGroup):
             if (end := _end_before(error)) is not None:
                 logger.error("what SIGTERM ended does not close well", exc_info=error)
                 raise end from None
-            said = _disk(error) if isinstance(error, OSError) else ""
-            if not said and not isinstance(error, MillraceError):
+            advice = _disk(error) if isinstance(error, OSError) else ""
+            if not advice and not isinstance(error, MillraceError):
                 raise
-            complain.print(f"[bold red]error:[/] {_plain(said or str(error))}", highlight=False, soft_wrap=True)
+            complain.print(
+                f"[bold red]error:[/] {_escape_markup(advice or str(error))}", highlight=False, soft_wrap=True
+            )
             raise typer.Exit(1) from None
 
 
 def entry(name: str) -> Callable[..., Any]:
     """`module:function` of another package, imported now: the command line loads only what its command needs."""
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    target: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return target
 
 
 def reading() -> AbstractContextManager[object]:
@@ -150,6 +152,6 @@ def _disk(error: OSError) -> str:
     return ""
 
 
-def _plain(text: str) -> str:
+def _escape_markup(text: str) -> str:
     """Text as it is, without rich's markup."""
     return text.replace("[", r"\[")

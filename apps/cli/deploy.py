@@ -43,12 +43,12 @@ def up(context: typer.Context) -> None:
     """Start everything that the settings ask for on this machine, and keep it running. Repeated, it starts what is new,
     stops what is no longer asked for, and restarts what reads a setting that changed.
     """
-    _wanted(call(context))
+    _check_settings(call(context))
     deployment = _deployment(context)
     check_agreement(deployment.settings)
-    stopped = deployment.up()
-    if stopped:
-        console.print(f"stopped {len(stopped)} processes that a killed supervisor left behind", highlight=False)
+    leftovers = deployment.up()
+    if leftovers:
+        console.print(f"stopped {len(leftovers)} processes that a killed supervisor left behind", highlight=False)
     console.print(processes(_first_states(deployment)))
     settings = deployment.settings
     console.print(f"agents: base_url http://{settings.gateway.host}:{settings.gateway.port}/v1", highlight=False)
@@ -68,20 +68,22 @@ def _first_states(deployment: Deployment) -> Sequence[ProgramState]:
         time.sleep(LOOK_S)
 
 
-def _wanted(made: CommandFlags) -> None:
+def _check_settings(flags: CommandFlags) -> None:
     """Raises ConfigError where nobody said what to start: a typing error in a wrong folder starts no broker."""
-    told = made.flags or any(name.upper().startswith(PREFIX) for name in os.environ)
-    if made.path.exists() or told:
+    has_flags = flags.flags or any(name.upper().startswith(PREFIX) for name in os.environ)
+    if flags.path.exists() or has_flags:
         return
-    demo = made.path.absolute().parent / DEMO
+    demo = flags.path.absolute().parent / DEMO
     hint = f" The demo's lie in {DEMO}: `cd {DEMO}` first." if (demo / FILE).exists() else ""
-    raise ConfigError(f"There is no {made.path} here, so nothing says what to start: `millrace init` writes one.{hint}")
+    raise ConfigError(
+        f"There is no {flags.path} here, so nothing says what to start: `millrace init` writes one.{hint}"
+    )
 
 
 def down(context: typer.Context) -> None:
     """Stop everything that `up` started, and whatever a killed supervisor left."""
-    left = _deployment(context).down()
-    console.print("stopped" + (f", {len(left)} leftovers too" if left else ""), highlight=False)
+    leftovers = _deployment(context).down()
+    console.print("stopped" + (f", {len(leftovers)} leftovers too" if leftovers else ""), highlight=False)
 
 
 def status(
@@ -94,23 +96,23 @@ def status(
     run, keeps ending, or runs without a word in the log; 0 while all that is missing is on its way.
     """
     deployment = _deployment(context)
-    with ExitStack() as held:
-        watch = _watch(deployment.settings, held)
+    with ExitStack() as stack:
+        watch = _watch(deployment.settings, stack)
         if follow:
-            _follow(deployment, watch, held)
+            _follow(deployment, watch, stack)
             return
         states = deployment.supervisor.states()
-        quiet = {} if isinstance(watch, str) else silent_workers(watch, now_micros(), states)
+        silences = {} if isinstance(watch, str) else silent_workers(watch, now_micros(), states)
         if as_json:
-            put_json(_plainly(deployment, watch, states, quiet))
+            put_json(_plainly(deployment, watch, states, silences))
         else:
             console.print(_status(deployment, watch), highlight=False)
-    if wrong(watch, states, quiet):
+    if wrong(watch, states, silences):
         raise typer.Exit(1)
 
 
 def _plainly(
-    deployment: Deployment, watch: StatusWatch | str, states: Sequence[ProgramState], quiet: Mapping[str, float]
+    deployment: Deployment, watch: StatusWatch | str, states: Sequence[ProgramState], silences: Mapping[str, float]
 ) -> dict[str, object]:
     """What `status` shows, for programs."""
     learning_of = None
@@ -123,7 +125,7 @@ def _plainly(
             "groups": dict(watch.resolved),
             "in_force": dict(watch.in_force),
             "workers": {name: one for name, one in watch.workers.items() if one["expires_at"] > now},
-            "silent": dict(quiet),
+            "silent": dict(silences),
         }
     return {
         "policy": deployment.settings.policy.name,
@@ -134,7 +136,7 @@ def _plainly(
     }
 
 
-def _follow(deployment: Deployment, watch: StatusWatch | str, held: ExitStack) -> None:
+def _follow(deployment: Deployment, watch: StatusWatch | str, stack: ExitStack) -> None:
     """Until ^C, which is noticed between two looks: an exception raised anywhere can be lost in a client's callback."""
     over = threading.Event()
     former = signal.signal(signal.SIGINT, lambda *_: over.set())
@@ -144,35 +146,37 @@ def _follow(deployment: Deployment, watch: StatusWatch | str, held: ExitStack) -
                 live.update(_status(deployment, watch))
                 if isinstance(watch, str):
                     over.wait(RETRY_S)
-                    watch = _watch(deployment.settings, held)
+                    watch = _watch(deployment.settings, stack)
                     continue
                 next_look = time.monotonic() + LOOK_S
-                while not over.is_set() and (left := next_look - time.monotonic()) > 0:
-                    watch.poll(left)
+                while not over.is_set() and (rest_s := next_look - time.monotonic()) > 0:
+                    watch.poll(rest_s)
     finally:
         signal.signal(signal.SIGINT, former)
 
 
 def demo(
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
-    short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
+    is_short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
     home: Annotated[
         Path, typer.Option(help="where it keeps its files", file_okay=False, envvar=f"{PREFIX}HOME")
     ] = DEMO,
 ) -> None:
     """Train a tiny model through the whole loop here, with kills on the way; ends with a page and an audit."""
-    raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, short=short))
+    raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, is_short=is_short))
 
 
 def _deployment(context: typer.Context) -> Deployment:
-    made = call(context)
-    settings = made.settings()
+    flags = call(context)
+    settings = flags.settings()
     learners = entry("millrace.consumers.learner.group.layouts:learner_count")(settings.learner)
-    whole = settings.model_copy(update={"learner": settings.learner.model_copy(update={"learners": learners})})
-    return Deployment(whole, made.environment())
+    deployment_settings = settings.model_copy(
+        update={"learner": settings.learner.model_copy(update={"learners": learners})}
+    )
+    return Deployment(deployment_settings, flags.environment())
 
 
-def _watch(settings: Settings, held: ExitStack) -> StatusWatch | str:
+def _watch(settings: Settings, stack: ExitStack) -> StatusWatch | str:
     """A reader of the policy's topics, or why there is none."""
     from millrace.infra.log.kafka.entry import contact
 
@@ -190,8 +194,8 @@ def _watch(settings: Settings, held: ExitStack) -> StatusWatch | str:
         return (
             f"policy {policy} has no topics in {settings.namespace} at {broker}: `millrace up` or `topics` makes them"
         )
-    held.callback(bus.close)
-    held.callback(watch.close)
+    stack.callback(bus.close)
+    stack.callback(watch.close)
     watch.catch_up()
     return watch
 
@@ -203,16 +207,16 @@ def _status(deployment: Deployment, watch: StatusWatch | str) -> RenderableType:
     if isinstance(watch, str):
         parts.append(watch)
     else:
-        asked = asked_by(deployment.settings)
-        parts += [learning(watch, settings=asked), "", workers(watch, now_micros(), states)]
+        log_settings = asked_by(deployment.settings)
+        parts += [learning(watch, settings=log_settings), "", workers(watch, now_micros(), states)]
     if coming:
         parts += ["", "awaited: " + "; ".join(coming)]
-    parts += ["", processes(states) if states else _nothing(deployment.supervisor.left_alone())]
+    parts += ["", processes(states) if states else _absence(deployment.supervisor.left_alone())]
     return Group(*parts)
 
 
-def _nothing(left: int) -> str:
+def _absence(count: int) -> str:
     """What to say where no supervisor answers and so many processes run all the same."""
-    if not left:
+    if not count:
         return "nothing runs here"
-    return f"the supervisor is gone, and {left} processes run that nobody starts again: `millrace up` brings all back"
+    return f"the supervisor is gone, and {count} processes run that nobody starts again: `millrace up` brings all back"

@@ -75,14 +75,14 @@ def evaluate(
         device=device,
     )
     settings = call(context).settings()
-    found = entry("millrace.apps.cli.evaluation:evaluate")(settings, options)
+    run = entry("millrace.apps.cli.evaluation:evaluate")(settings, options)
     if as_json:
-        put_json(found.as_values())
+        put_json(run.as_values())
     else:
-        console.print(_table(found))
+        console.print(_table(run))
     if not no_record:
-        _keep(settings, found, gateway)
-    if settings.rollout.agent and found.agent is None:
+        _keep(settings, run, gateway)
+    if settings.rollout.agent and run.agent is None:
         complain.print(
             f"The agent {settings.rollout.agent} did not run: the model was asked for one reply to each task. "
             "To score the agent, bring the deployment up and add --gateway.",
@@ -92,34 +92,34 @@ def evaluate(
         )
 
 
-def _keep(settings: Settings, found: EvaluationRun, gateway: bool) -> None:
+def _keep(settings: Settings, run: EvaluationRun, gateway: bool) -> None:
     """Record the result; says so where it cannot be."""
     try:
-        entry("millrace.apps.cli.evaluation:record")(settings, found, gateway=gateway)
+        entry("millrace.apps.cli.evaluation:record")(settings, run, gateway=gateway)
     except (BusError, ClaimError) as error:
         complain.print(f"The result is not recorded: {error}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: EvaluationRun) -> RowTable:
+def _table(run: EvaluationRun) -> RowTable:
     table = RowTable(box=None, show_header=False, pad_edge=False)
-    if found.version is not None:
-        table.add_row("version", f"{found.version} of {found.policy}")
+    if run.version is not None:
+        table.add_row("version", f"{run.version} of {run.policy}")
     else:
-        table.add_row("model", found.model)
-    if len(found.versions) > 1:
-        table.add_row("versions", f"{min(found.versions)} to {max(found.versions)}: they changed meanwhile")
-    for name, value in (("digest", found.digest), ("ledger hash", found.ledger_hash)):
+        table.add_row("model", run.model)
+    if len(run.versions) > 1:
+        table.add_row("versions", f"{min(run.versions)} to {max(run.versions)}: they changed meanwhile")
+    for name, value in (("digest", run.digest), ("ledger hash", run.ledger_hash)):
         if value is not None:
             table.add_row(name, value)
-    table.add_row("asked", f"{found.questions} prompts of {found.tasks}, {found.samples} answers each")
-    if found.agent is not None:
-        table.add_row("agent", found.agent)
-    for name, estimate in found.estimates.items():
-        over = "" if estimate.questions == found.questions else f"  over {estimate.questions} prompts"
+    table.add_row("asked", f"{run.questions} prompts of {run.tasks}, {run.samples} answers each")
+    if run.agent is not None:
+        table.add_row("agent", run.agent)
+    for name, estimate in run.estimates.items():
+        over = "" if estimate.questions == run.questions else f"  over {estimate.questions} prompts"
         table.add_row(
             name, f"{estimate.value:.4f}  [{estimate.low:.4f}, {estimate.high:.4f}]".replace("[", r"\[") + over
         )
-    for count, what in ((found.unfinished, "were cut off"), (found.unjudged, "could not be judged and count nowhere")):
+    for count, fate in ((run.unfinished, "were cut off"), (run.unjudged, "could not be judged and count nowhere")):
         if count:
-            table.add_row("", f"{count} answers {what}")
+            table.add_row("", f"{count} answers {fate}")
     return table

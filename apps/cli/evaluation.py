@@ -105,25 +105,25 @@ class EvaluationRun(Answerer):
 
     def as_values(self) -> JsonObject:
         """The same as values of JSON; what could not be estimated is null."""
-        whole = asdict(self)
-        del whole["scores"]
-        for estimate in whole["estimates"].values():
+        values = asdict(self)
+        del values["scores"]
+        for estimate in values["estimates"].values():
             estimate.update({name: None for name, value in estimate.items() if math.isnan(value)})
-        return whole
+        return values
 
 
 def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
     """Sample, judge, estimate. Raises MillraceError or TrainerError for what cannot be evaluated."""
     if not options.k or min(options.k) < 1 or max(options.k) > options.samples:
         raise ConfigError(f"pass@{max(options.k, default=0)} needs as many samples: set --samples, or another --k")
-    tasks = questions(options, asked=not (options.gateway and settings.rollout.agent))
+    tasks = questions(options, needs_prompts=not (options.gateway and settings.rollout.agent))
     verifier = options.tasks if options.tasks in TASK_SETS else options.verifier or settings.reward.verifier
     with Verdicts(settings, verifier, tasks) as judge:
-        place, asked = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
+        place, answers = (_through_gateway if options.gateway else _here)(settings, options, tasks, judge)
     rewards: list[list[float | None]] = [[] for _ in tasks]
-    for one in asked:
+    for one in answers:
         rewards[one.question].append(one.reward)
-    judged = [[reward for reward in some if reward is not None] for some in rewards]
+    verdicts = [[reward for reward in some if reward is not None] for some in rewards]
     return EvaluationRun(
         **asdict(place),
         tasks=options.tasks,
@@ -134,52 +134,56 @@ def evaluate(settings: Settings, options: EvaluationOptions) -> EvaluationRun:
         max_tokens=options.max_tokens,
         seed=options.seed,
         success=options.success,
-        unfinished=sum(not one.finished for one in asked),
-        unjudged=sum(one.reward is None for one in asked),
+        unfinished=sum(not one.finished for one in answers),
+        unjudged=sum(one.reward is None for one in answers),
         agent=settings.rollout.agent if options.gateway and settings.rollout.agent else None,
-        estimates=summary(judged, options.k, success=options.success, seed=options.seed),
+        estimates=summary(verdicts, options.k, success=options.success, seed=options.seed),
         scores=[{"task_id": _name(task, at), "rewards": rewards[at]} for at, task in enumerate(tasks)],
-        tasks_digest=hashlib.sha256("\n".join(map(_written, tasks)).encode()).hexdigest(),
+        tasks_digest=hashlib.sha256("\n".join(map(_task_text, tasks)).encode()).hexdigest(),
     )
 
 
-def record(settings: Settings, found: EvaluationRun, *, gateway: bool) -> Place:
+def record(settings: Settings, run: EvaluationRun, *, gateway: bool) -> Place:
     """Keep an evaluation in the history of the configured policy; gives its place.
 
     Raises BusError, within seconds, where the log does not answer or has no topic for it."""
     with connect_now(settings) as bus:
-        return scores.publish(settings, bus, recorded(found, settings.policy.name, now_micros(), gateway=gateway))
+        return scores.publish(
+            settings, bus, evaluation_record(run, settings.policy.name, now_micros(), gateway=gateway)
+        )
 
 
-def recorded(found: EvaluationRun, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
+def evaluation_record(run: EvaluationRun, policy: str, time: int, *, gateway: bool) -> records.Evaluation:
     """The record of an evaluation, not named yet. time: micros."""
-    mean, error = scores.mean_of(found.scores)
-    passed = {name.removeprefix("pass@"): it.value for name, it in found.estimates.items() if it.questions}
+    mean, error = scores.mean_of(run.scores)
+    pass_rates = {
+        name.removeprefix("pass@"): estimate.value for name, estimate in run.estimates.items() if estimate.questions
+    }
     return {
         "id": "",
         "policy": policy,
-        "version": found.version,
-        "versions": list(found.versions),
-        "digest": found.digest,
-        "ledger_hash": found.ledger_hash,
-        "model": found.model,
+        "version": run.version,
+        "versions": list(run.versions),
+        "digest": run.digest,
+        "ledger_hash": run.ledger_hash,
+        "model": run.model,
         "engine": "gateway" if gateway else "in-process",
-        "agent": found.agent,
-        "tasks": found.tasks,
-        "tasks_digest": found.tasks_digest,
-        "questions": found.questions,
-        "samples": found.samples,
-        "verifier": found.verifier,
-        "success": found.success,
-        "temperature": found.temperature,
-        "max_tokens": found.max_tokens,
-        "seed": found.seed,
+        "agent": run.agent,
+        "tasks": run.tasks,
+        "tasks_digest": run.tasks_digest,
+        "questions": run.questions,
+        "samples": run.samples,
+        "verifier": run.verifier,
+        "success": run.success,
+        "temperature": run.temperature,
+        "max_tokens": run.max_tokens,
+        "seed": run.seed,
         "mean": mean,
         "standard_error": error,
-        "pass_at": {name: value for name, value in passed.items() if name.isdigit()},
-        "unfinished": found.unfinished,
-        "unjudged": found.unjudged,
-        "scores": found.scores,
+        "pass_at": {name: value for name, value in pass_rates.items() if name.isdigit()},
+        "unfinished": run.unfinished,
+        "unjudged": run.unjudged,
+        "scores": run.scores,
         "time": time,
     }
 
@@ -188,13 +192,13 @@ def _here(
     settings: Settings, options: EvaluationOptions, tasks: Sequence[JsonObject], judge: Verdicts
 ) -> tuple[Answerer, list[JudgedAnswer]]:
     """Answers of a model that is loaded into this process."""
-    path, found = options.model, None
+    path, commit = options.model, None
     if path is None:
-        found = committed(settings, None if options.version < 0 else options.version)
-        path = found.path
+        commit = committed(settings, None if options.version < 0 else options.version)
+        path = commit.path
     encoder = Encoder(path)
     prompts = [encoder.prompt(task.get("messages", task.get("prompt")), task.get("tools")) for task in tasks]
-    model, digest = load(path, found.digest if found else None, options.device)
+    model, digest = load(path, commit.digest if commit else None, options.device)
     answers = answer(
         model,
         encoder,
@@ -205,12 +209,12 @@ def _here(
         seed=options.seed,
     )
 
-    async def judged() -> list[JudgedAnswer]:
+    async def judge_all() -> list[JudgedAnswer]:
         verdicts = await asyncio.gather(*(judge(a.question, a.text, a.finished) for a in answers))
         return [JudgedAnswer(a.question, a.finished, v) for a, v in zip(answers, verdicts, strict=True)]
 
-    place = Answerer(str(path), digest=digest) if found is None else _place(str(path), found)
-    return place, asyncio.run(judged())
+    place = Answerer(str(path), digest=digest) if commit is None else _place(str(path), commit)
+    return place, asyncio.run(judge_all())
 
 
 def _through_gateway(
@@ -227,7 +231,7 @@ def _through_gateway(
         (word,) = np.random.SeedSequence((options.seed, question, sample)).generate_state(1)
         return {"max_tokens": options.max_tokens, "temperature": options.temperature, "seed": int(word) >> 1}
 
-    asked = asyncio.run(
+    answers = asyncio.run(
         ask(
             url,
             workers_key(settings),
@@ -241,24 +245,24 @@ def _through_gateway(
             agent=agent,
         )
     )
-    served = sorted(before | versions(url, workers_key(settings)))
-    if len(served) != 1:
-        return Answerer(url, policy=settings.policy.name, versions=served), asked
-    return _place(url, committed(settings, served[0], files=False)), asked
+    numbers = sorted(before | versions(url, workers_key(settings)))
+    if len(numbers) != 1:
+        return Answerer(url, policy=settings.policy.name, versions=numbers), answers
+    return _place(url, committed(settings, numbers[0], files=False)), answers
 
 
-def _place(model: str, found: Committed) -> Answerer:
-    return Answerer(model, found.policy, found.version, [found.version], found.digest, found.ledger_hash)
+def _place(model: str, commit: Committed) -> Answerer:
+    return Answerer(model, commit.policy, commit.version, [commit.version], commit.digest, commit.ledger_hash)
 
 
-def questions(options: EvaluationOptions, *, asked: bool = True) -> list[JsonObject]:
-    """The tasks that the options name. asked: the model is asked what they hold; else an agent asks as it likes."""
+def questions(options: EvaluationOptions, *, needs_prompts: bool = True) -> list[JsonObject]:
+    """The tasks that the options name. needs_prompts: the model is asked by them; else an agent asks as it likes."""
     if options.tasks in TASK_SETS:
         return TASK_SETS[options.tasks].questions(options.seed, options.count)
     source = open_tasks(Path(options.tasks))
     tasks = [source.task(index) for index in range(min(len(source), options.count or len(source)))]
     for index, task in enumerate(tasks):
-        if asked and "messages" not in task and "prompt" not in task:
+        if needs_prompts and "messages" not in task and "prompt" not in task:
             raise ConfigError(f"{options.tasks}: task {index} has neither messages nor prompt: there is nothing to ask")
     return tasks
 
@@ -268,7 +272,7 @@ def _name(task: JsonObject, index: int) -> str:
     return str(task.get("id", f"task-{index}"))
 
 
-def _written(task: JsonObject) -> str:
+def _task_text(task: JsonObject) -> str:
     """A task as it is judged."""
     return json.dumps(task, ensure_ascii=False)
 
@@ -279,7 +283,7 @@ class Verdicts:
     def __init__(self, settings: Settings, verifier: str, tasks: Sequence[JsonObject]) -> None:
         self._policy = settings.policy.name
         self._tasks = tasks
-        self._written = [_written(task) for task in tasks]
+        self._task_texts = [_task_text(task) for task in tasks]
         self._set = TASK_SETS.get(verifier)
         self._pool: ChosenVerifier | None = None if self._set else choose(settings.reward, verifier)
 
@@ -290,21 +294,21 @@ class Verdicts:
         if self._pool is not None:
             self._pool.close()
 
-    async def __call__(self, question: int, text: str, finished: bool) -> float | None:
+    async def __call__(self, question: int, text: str, is_finished: bool) -> float | None:
         """The reward of an answer; None where the verifier failed."""
         if self._set is not None:
-            return self._set.verify(self._tasks[question], text) if finished else 0.0
+            return self._set.verify(self._tasks[question], text) if is_finished else 0.0
         assert self._pool is not None, "without a set of its own a verifier has a pool"
-        return (await self._pool.judge(self._written[question], text, self._episode(question, finished))).value
+        return (await self._pool.judge(self._task_texts[question], text, self._episode(question, is_finished))).value
 
-    def _episode(self, question: int, finished: bool) -> JsonObject:
+    def _episode(self, question: int, is_finished: bool) -> JsonObject:
         """As the reward stage tells it."""
         return {
             "trajectory": f"evaluation-{question}",
             "group": f"evaluation-{question}",
             "task_id": _name(self._tasks[question], question),
-            "status": "completed" if finished else "truncated",
-            "stop_condition": "agent" if finished else "length",
+            "status": "completed" if is_finished else "truncated",
+            "stop_condition": "agent" if is_finished else "length",
             "steps": 1,
             "policy": self._policy,
             "attempt": f"evaluation-{question}",

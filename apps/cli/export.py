@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.apps.cli.selecting import WhatIsLeft
+from millrace.apps.cli.selecting import AcceptGaps
 from millrace.infra.terminal import put_json
 
 LAYOUTS = (
@@ -27,7 +27,9 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", help="file to write, or directory for hf; must not be there yet")],
     policy: Annotated[str, typer.Option(help="whose trajectories; default: the policy of the settings")] = "",
     version: Annotated[str, typer.Option(metavar="A..B", help="only with tokens sampled by these versions")] = "",
-    trained: Annotated[str, typer.Option(metavar="A..B", help="only what trained these versions")] = "",
+    training_range: Annotated[
+        str, typer.Option("--trained", metavar="A..B", help="only what trained these versions")
+    ] = "",
     task: Annotated[Many, typer.Option(help="only this task; may be repeated")] = None,
     tenant: Annotated[Many, typer.Option(help="only of this tenant; may be repeated")] = None,
     split: Annotated[
@@ -42,7 +44,7 @@ def export(
     best_of_group: Annotated[
         bool, typer.Option("--best-of-group", help="of each group only the sample with the highest reward")
     ] = False,
-    accept_gaps: WhatIsLeft = False,
+    accept_gaps: AcceptGaps = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the manifest as JSON")] = False,
 ) -> None:
     """Write sealed trajectories in a layout that other tools read, with a manifest beside them.
@@ -55,34 +57,36 @@ def export(
     if policy:
         flags.flags["policy.name"] = policy
     select = entry("millrace.formats.exports.select:from_flags")
-    wanted = select(version, trained, task or [], tenant or [], split, reward or [], status or [], best=best_of_group)
+    selection = select(
+        version, training_range, task or [], tenant or [], split, reward or [], status or [], best=best_of_group
+    )
     settings = flags.settings()
-    allowed = entry("millrace.consumers.clearance:today")(settings)
-    with _watched() as watch:
-        done = entry("millrace.formats.exports:export")(
-            settings, layout, out, wanted, allowed, watch, accept_gaps=accept_gaps
+    rules = entry("millrace.consumers.clearance:today")(settings)
+    with _progress_bar() as watch:
+        summary = entry("millrace.formats.exports:export")(
+            settings, layout, out, selection, rules, watch, accept_gaps=accept_gaps
         )
     if as_json:
-        put_json(done.as_json())
+        put_json(summary.as_json())
         return
-    counts = f"{done.exported:,} of {done.read:,} trajectories in {done.rows:,} rows"
-    console.print(f"wrote {out}: {counts}, {done.tokens:,} tokens", highlight=False, soft_wrap=True)
-    for gone in done.gone:
-        console.print(f"  {gone}", highlight=False, markup=False, soft_wrap=True)
-    for rule, count in done.left_out.items():
+    counts = f"{summary.exported:,} of {summary.read:,} trajectories in {summary.rows:,} rows"
+    console.print(f"wrote {out}: {counts}, {summary.tokens:,} tokens", highlight=False, soft_wrap=True)
+    for gap in summary.gone:
+        console.print(f"  {gap}", highlight=False, markup=False, soft_wrap=True)
+    for rule, count in summary.left_out.items():
         console.print(f"  left out by {rule}: {count:,}", highlight=False)
-    for reason, count in done.refused.items():
-        first = done.examples[reason][0]
+    for reason, count in summary.refused.items():
+        first = summary.examples[reason][0]
         console.print(f"  refused as {reason}: {count:,}, for instance {first}", highlight=False, markup=False)
 
 
 @contextmanager
-def _watched() -> Iterator[Callable[[int, int], None]]:
+def _progress_bar() -> Iterator[Callable[[int, int], None]]:
     """Shows on a terminal how far it is; elsewhere nothing."""
     if not (complain.is_terminal and console.is_terminal):
-        yield lambda done, total: None
+        yield lambda position, total: None
         return
     columns = (TextColumn("exporting"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=complain, transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=max(total, 1))
+        yield lambda position, total: bar.update(task, completed=position, total=max(total, 1))

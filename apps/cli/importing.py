@@ -39,8 +39,9 @@ def import_(
     on_error: Annotated[
         str, typer.Option("--on-error", help="stop: import nothing where a row is refused; skip: import the others")
     ] = "stop",
-    refused: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write a JSON line for each refused row, with its reason")
+    refusal_file: Annotated[
+        Path | None,
+        typer.Option("--refused", metavar="FILE", help="write a JSON line for each refused row, with its reason"),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="read and count, send nothing; needs no Kafka")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print what was done as JSON")] = False,
@@ -54,14 +55,14 @@ def import_(
     """
     settings = call(context).settings()
     choose = entry("millrace.formats.imports.run:from_flags")
-    options = choose(layout, tenant, split, task, on_error, refused, dry_run=dry_run)
-    ready = entry("millrace.streams.seal.policies:check_announced")
-    with _watched() as told:
-        done = entry("millrace.formats.imports:import_files")(settings, files, options, ready, told)
+    options = choose(layout, tenant, split, task, on_error, refusal_file, dry_run=dry_run)
+    check_policy = entry("millrace.streams.seal.policies:check_announced")
+    with _progress_bar() as report:
+        summaries = entry("millrace.formats.imports:import_files")(settings, files, options, check_policy, report)
     if as_json:
-        put_json([one.as_json() for one in done])
+        put_json([one.as_json() for one in summaries])
         return
-    for one in done:
+    for one in summaries:
         _say(one)
     _warn(settings, tenant)
 
@@ -72,10 +73,10 @@ def _say(one: ImportSummary) -> None:
     counts = f"{one.trajectories:,} trajectories, {calls:,} model calls, {rewards:,} rewards"
     console.print(f"{verb} {one.file} ({one.layout}): {counts}", highlight=False, markup=False, soft_wrap=True)
     if one.tokens_left_out:
-        said = f"  exact tokens of {one.tokens_left_out:,} trajectories were left out: nobody here saw them sampled"
-        console.print(said, highlight=False, soft_wrap=True)
-    for what, count in one.passed_over.items():
-        console.print(f"  passed over: {count:,} x {what}", highlight=False, markup=False, soft_wrap=True)
+        note = f"  exact tokens of {one.tokens_left_out:,} trajectories were left out: nobody here saw them sampled"
+        console.print(note, highlight=False, soft_wrap=True)
+    for part, count in one.passed_over.items():
+        console.print(f"  passed over: {count:,} x {part}", highlight=False, markup=False, soft_wrap=True)
     for reason, count in one.refused.items():
         console.print(f"  refused as {reason}: {count:,}", highlight=False, markup=False, soft_wrap=True)
     for example in one.examples:
@@ -85,23 +86,23 @@ def _say(one: ImportSummary) -> None:
 def _warn(settings: Settings, tenant: str) -> None:
     rules = settings.governance.tenants
     if tenant not in rules and "default" not in rules:
-        said = (
+        warning = (
             f"tenant {tenant} has no rules, so its content is kept for audit alone: add [governance.tenants.{tenant}]"
         )
-        complain.print(said, highlight=False, markup=False, soft_wrap=True)
+        complain.print(warning, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _watched() -> Iterator[Callable[[str, Path, int, int], None]]:
+def _progress_bar() -> Iterator[Callable[[str, Path, int, int], None]]:
     """Shows on a terminal how far it is; elsewhere nothing."""
     if not (complain.is_terminal and console.is_terminal):
-        yield lambda what, path, done, total: None
+        yield lambda verb, path, position, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=complain, transient=True) as bar:
         task = bar.add_task("", total=None)
 
-        def told(what: str, path: Path, done: int, total: int) -> None:
-            bar.update(task, description=f"{what} {path.name}", completed=done, total=max(total, 1))
+        def report(verb: str, path: Path, position: int, total: int) -> None:
+            bar.update(task, description=f"{verb} {path.name}", completed=position, total=max(total, 1))
 
-        yield told
+        yield report

@@ -12,7 +12,7 @@ from millrace.infra.terminal import put_json
 
 def lineage(
     context: typer.Context,
-    what: Annotated[
+    subject: Annotated[
         str,
         typer.Argument(
             metavar="VERSION|TRAJECTORY|TASK", help="a version (7, v7, policy@7), or the id of a trajectory or a task"
@@ -28,8 +28,8 @@ def lineage(
     Example: millrace lineage 7
     """
     with reading():
-        shown = entry("millrace.consumers.tell.command:lineage")(call(context).settings(), what, task=task)
+        view = entry("millrace.consumers.tell.command:lineage")(call(context).settings(), subject, task=task)
     if as_json:
-        put_json(shown.json)
+        put_json(view.json)
     else:
-        console.print(shown.tree, highlight=False)
+        console.print(view.tree, highlight=False)

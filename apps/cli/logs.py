@@ -32,8 +32,8 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="newest lines of each")] = 20,
 ) -> None:
     """Show the newest lines that the processes of this machine wrote to their logs."""
-    made = call(context)
-    folder = Deployment(made.settings(), made.environment()).supervisor.logs
+    flags = call(context)
+    folder = Deployment(flags.settings(), flags.environment()).supervisor.logs
     tails = Tails(folder, processes or ())
     if not tails.processes():
         there = ", ".join(Tails(folder).processes())
@@ -51,9 +51,9 @@ def logs(
         return
 
 
-def show(found: Iterable[LogLine]) -> None:
+def show(lines: Iterable[LogLine]) -> None:
     """One line of a terminal each, under the name of its process."""
-    for line in found:
+    for line in lines:
         console.print(Text.assemble((f"{line.process}  ", "cyan"), line.text), highlight=False, soft_wrap=True)
 
 

@@ -101,8 +101,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wants_version: bool) -> None:
+    if wants_version:
         from importlib.metadata import version
 
         console.print(version("millrace"))

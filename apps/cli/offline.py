@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.apps.cli.training_flags import REQUIRED, parse_knobs, with_options
+from millrace.apps.cli.training_flags import NO_DEFAULT, parse_knobs, with_options
 from millrace.infra import telemetry_setup
 from millrace.trainers.offline.job import Job
 
@@ -57,7 +57,7 @@ def reward_model(context: typer.Context, **options: object) -> None:
     _run("reward-model", context, options)
 
 
-@with_options(*FIRST, "teacher", "direction", "on_policy", "max_tokens", *TRAINING, *ADAPTER, *LAST, teacher=REQUIRED)
+@with_options(*FIRST, "teacher", "direction", "on_policy", "max_tokens", *TRAINING, *ADAPTER, *LAST, teacher=NO_DEFAULT)
 def distill(
     context: typer.Context,
     direction: Annotated[Divergence, typer.Option(help="forward or reverse")] = Divergence.FORWARD,

@@ -42,11 +42,14 @@ ask = typer.Typer(
 
 
 @ask.callback()
-def listed(context: typer.Context) -> None:
+def list_questions(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         table = RowTable("question", "what it answers", "parameters", box=None, header_style="bold")
         for question in _questions():
-            flags = [each.flag if each.default is None else f"[{each.flag}]" for each in question.parameters]
+            flags = [
+                parameter.flag if parameter.default is None else f"[{parameter.flag}]"
+                for parameter in question.parameters
+            ]
             table.add_row(question.name, question.doc, Text(" ".join(flag for flag in flags if flag != "--policy")))
         console.print(table)
         console.print(
@@ -63,8 +66,8 @@ def _commands() -> dict[str, Any]:
     """A command for each question."""
     app = typer.Typer(rich_markup_mode="rich")
     for question in _questions():
-        told = f"{question.doc}\n\n{question.more}" if question.more else question.doc
-        app.command(question.name, help=in_help(told))(_asking(question))
+        text = f"{question.doc}\n\n{question.more}" if question.more else question.doc
+        app.command(question.name, help=in_help(text))(_asking(question))
     return dict(typer.main.get_group(app).commands)
 
 
@@ -78,17 +81,20 @@ def _asking(question: Question) -> Callable[..., None]:
             put(question.sql)
             return
         settings = call(context).settings()
-        if any(each.name == "policy" and each.default is None for each in question.parameters):
+        if any(parameter.name == "policy" and parameter.default is None for parameter in question.parameters):
             given["policy"] = given["policy"] or settings.policy.name
         values = entry("millrace.consumers.warehouse.questions.catalog:values")
-        filled = values(question, {name: str(value) for name, value in given.items() if value is not None})
-        chosen = form_of(form, out)
+        texts = values(question, {name: str(value) for name, value in given.items() if value is not None})
+        answer_form = form_of(form, out)
         leave = entry("millrace.consumers.warehouse.client:leave")
         with entry("millrace.consumers.warehouse.client:open_asking")(settings, leave) as asking:
-            entry("millrace.consumers.warehouse.questions.versions:check")(asking, question, filled)
-            answer(asking, question.sql, chosen, out, filled)
+            entry("millrace.consumers.warehouse.questions.versions:check")(asking, question, texts)
+            answer(asking, question.sql, answer_form, out, texts)
 
-    own = [_flag(each.name, str, each.doc + _default(each), each.flag) for each in question.parameters]
+    question_flags = [
+        _flag(parameter.name, str, parameter.doc + _default(parameter), parameter.flag)
+        for parameter in question.parameters
+    ]
     more = [
         _flag("form", AnswerFormat, "default: by the name of -o, else table", "--format", "-f"),
         _flag("out", Path, "file to write", "--out", "-o"),
@@ -96,8 +102,8 @@ def _asking(question: Question) -> Callable[..., None]:
     ]
     first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     # Typer reads both from a function; the one is no attribute that functions have by themselves.
-    vars(asking)["__signature__"] = inspect.Signature([first, *own, *more])
-    asking.__annotations__ = {each.name: each.annotation for each in (first, *own, *more)}
+    vars(asking)["__signature__"] = inspect.Signature([first, *question_flags, *more])
+    asking.__annotations__ = {parameter.name: parameter.annotation for parameter in (first, *question_flags, *more)}
     return asking
 
 
@@ -110,10 +116,10 @@ def _default(parameter: Parameter) -> str:
 def _flag(name: str, kind: type, doc: str, *flags: str) -> inspect.Parameter:
     """An optional flag; what a question cannot do without it says itself, in a sentence."""
     option = typer.Option(*flags, help=in_help(doc), show_default=False)
-    wanted: Any = bool if kind is bool else kind | None
+    annotation: Any = bool if kind is bool else kind | None
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[wanted, option],
+        annotation=Annotated[annotation, option],
         default=False if kind is bool else None,
     )

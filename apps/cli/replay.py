@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from millrace.apps.cli.context import call, complain, console, entry
-from millrace.apps.cli.selecting import Places, Select, WhatIsLeft, query, read_places
+from millrace.apps.cli.selecting import AcceptGaps, Places, Select, query, read_places
 from millrace.apps.cli.training_flags import parse_knobs, with_options
 from millrace.infra.errors import ConfigError
 
@@ -61,7 +61,7 @@ def branch(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="train though too few sequences would carry the gradient")
     ] = False,
-    accept_gaps: WhatIsLeft = False,
+    accept_gaps: AcceptGaps = False,
     **options: Any,
 ) -> None:
     """Train a new policy from the configured policy's history, with no engine running.
@@ -73,7 +73,7 @@ def branch(
     policy, `evaluate` scores it and `audit` proves it, with --set policy.name=NAME."""
     if select and places is not None:
         raise ConfigError("--select and --places both say what to learn from: give one of them")
-    listed = None if places is None else list(read_places(places))
+    place_list = None if places is None else list(read_places(places))
     sql = query(select) if select else ""
     if places is not None:
         options["selection"] = f"places of {places.name}"
@@ -92,7 +92,7 @@ def branch(
         accept_gaps=accept_gaps,
         **options,
     )
-    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), job, places=listed, sql=sql)
+    entry("millrace.consumers.replay.branch.command:branch")(call(context).settings(), job, places=place_list, sql=sql)
 
 
 Many = list[str] | None
@@ -112,12 +112,12 @@ def reward(
     task: Annotated[Many, typer.Option(help="only this task; may be repeated")] = None,
     tenant: Annotated[Many, typer.Option(help="only of this tenant; may be repeated")] = None,
     split: Annotated[str, typer.Option(help="train, evaluation or all")] = "train",
-    bound: Annotated[
+    limit: Annotated[
         Many, typer.Option("--reward", metavar="BOUND", help="only sealed with such a reward, as '>=0.5'")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes that verify")] = 1,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="a verdict that takes longer is a labelled failure")] = 10,
-    accept_gaps: WhatIsLeft = False,
+    accept_gaps: AcceptGaps = False,
 ) -> None:
     """Judge sealed trajectories again, and write the rewards beside the live ones.
 
@@ -131,8 +131,8 @@ def reward(
     """
     settings = call(context).settings()
     rule = entry("millrace.formats.exports.select:from_flags")
-    wanted = rule(version, "", task or [], tenant or [], split, bound or [], [], best=False)
-    asked = entry("millrace.consumers.replay.rejudge:RejudgeRequest")(
+    selection = rule(version, "", task or [], tenant or [], split, limit or [], [], best=False)
+    request = entry("millrace.consumers.replay.rejudge:RejudgeRequest")(
         name=name or rubric,
         verifier=verifier,
         rubric=rubric,
@@ -142,12 +142,12 @@ def reward(
         accept_gaps=accept_gaps,
     )
     with complain.status("reading the log") as status:
-        found = entry("millrace.consumers.replay.rejudge:run")(
-            settings, asked, wanted, lambda done, of: status.update(f"{done:,} of {of:,} judged"), query(select)
+        outcome = entry("millrace.consumers.replay.rejudge:run")(
+            settings, request, selection, lambda done, of: status.update(f"{done:,} of {of:,} judged"), query(select)
         )
-    for line in entry("millrace.consumers.replay.rejudge:lines")(found):
+    for line in entry("millrace.consumers.replay.rejudge:lines")(outcome):
         console.print(line, highlight=False, soft_wrap=True)
-    if found.verdicts:
+    if outcome.verdicts:
         console.print("refine admits them to events while it runs", highlight=False)
 
 
@@ -179,7 +179,7 @@ def rebuild(
 def prove(
     context: typer.Context,
     versions: Annotated[str, typer.Argument(metavar="VERSIONS", help="one (12), a range (10..20) or all")] = "",
-    recorded: Annotated[
+    from_ledger: Annotated[
         bool,
         typer.Option("--recorded", help="take the learner's configuration from the ledger instead of the settings"),
     ] = False,
@@ -219,12 +219,12 @@ def prove(
         raise ConfigError("name the versions to prove (12, 10..20 or all), or a dumped step with --load DIR")
     settings = call(context).settings()
     if load is not None:
-        if recorded or layout or dump is not None:
+        if from_ledger or layout or dump is not None:
             raise ConfigError("--load trains one dumped step: of the other options it takes --anyway and --json alone")
         raise typer.Exit(
             entry("millrace.consumers.replay.prove.command:train_dump")(settings, load, anyway=anyway, as_json=as_json)
         )
     options = entry("millrace.consumers.replay.prove.command:ReplayOptions")(
-        versions=versions, from_ledger=recorded, anyway=anyway, layout=layout, dump=dump
+        versions=versions, from_ledger=from_ledger, anyway=anyway, layout=layout, dump=dump
     )
     raise typer.Exit(entry("millrace.consumers.replay.prove.command:prove")(settings, options, as_json=as_json))

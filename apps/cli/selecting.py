@@ -28,7 +28,7 @@ Places = Annotated[
         dir_okay=False,
     ),
 ]
-WhatIsLeft = Annotated[
+AcceptGaps = Annotated[
     bool,
     typer.Option("--what-is-left", help="take what is left of a history of which topics and archive have lost a part"),
 ]

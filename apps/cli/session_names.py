@@ -16,30 +16,30 @@ PATIENCE_S = 2.0
 """for the gateway's answer"""
 
 
-def newest_named(settings: Settings, name: str) -> str | None:
+def newest_session(settings: Settings, name: str) -> str | None:
     """The id of the newest session of a name, said on standard error; None where no gateway that answers knows it."""
-    found = list(dict.fromkeys(id for key in _keys(settings) for id in _ids_named(settings, name, key)))
-    if not found:
+    ids = list(dict.fromkeys(id for key in _keys(settings) for id in _session_ids(settings, name, key)))
+    if not ids:
         return None
-    which = found[-1] if len(found) == 1 else f"{found[-1]}, the newest of {', '.join(found)}"
-    complain.print(f"{name} is a name: of session {which}", highlight=False, markup=False, soft_wrap=True)
-    return found[-1]
+    text = ids[-1] if len(ids) == 1 else f"{ids[-1]}, the newest of {', '.join(ids)}"
+    complain.print(f"{name} is a name: of session {text}", highlight=False, markup=False, soft_wrap=True)
+    return ids[-1]
 
 
 def _keys(settings: Settings) -> list[str]:
     """One of each tenant; without any the gateway asks for none."""
-    by_tenant = {each.tenant: each.key.get_secret_value() for each in settings.gateway.keys.values()}
+    by_tenant = {key.tenant: key.key.get_secret_value() for key in settings.gateway.keys.values()}
     return [*by_tenant.values(), workers_key(settings) or "none"]
 
 
-def _ids_named(settings: Settings, name: str, key: str) -> Iterator[str]:
+def _session_ids(settings: Settings, name: str, key: str) -> Iterator[str]:
     """Ids that the gateway gives this key's tenant for a name; none from a gateway that does not answer."""
     query = urllib.parse.urlencode({"name": name})
     url = f"http://{settings.gateway.host}:{settings.gateway.port}/v1/sessions?{query}"
     try:
         request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            found = json.loads(answer.read())["sessions"]
-            yield from (str(one["session"]) for one in found)
+            sessions = json.loads(answer.read())["sessions"]
+            yield from (str(one["session"]) for one in sessions)
     except (OSError, ValueError, LookupError, TypeError):
         return

@@ -12,7 +12,7 @@ import typer
 from rich.table import Column
 
 from millrace.apps.cli.context import call, console
-from millrace.infra.config import FILE, Settings, masked
+from millrace.infra.config import FILE, Settings, mask_values
 from millrace.infra.errors import ConfigError
 from millrace.infra.log.topics import NAME
 from millrace.infra.terminal import RowTable, put, put_json
@@ -40,13 +40,13 @@ def init(
         raise ConfigError(f"{path} exists: edit it, or replace it with --force")
     # Keys may be written into it later.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(render(namespace, policy, moved := _free()))
-    for key, value in moved.items():
+        file.write(render(namespace, policy, addresses := _free_addresses()))
+    for key, value in addresses.items():
         console.print(f"another program uses the port of {key}, so this one is {value}", highlight=False)
     console.print(f"wrote {path}: edit it, then `millrace check`, then `millrace up`", highlight=False, soft_wrap=True)
 
 
-def _free() -> JsonObject:
+def _free_addresses() -> JsonObject:
     """Addresses in place of those defaults that are in use here, by setting."""
     from millrace.infra.machine.deployment import ports
     from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
@@ -68,7 +68,7 @@ def config(
     """Show the effective settings, secrets masked."""
     import tomlkit
 
-    values = masked(call(context).settings())
+    values = mask_values(call(context).settings())
     if as_json:
         put_json(values)
     else:
@@ -120,9 +120,9 @@ def sweep(
 
     settings = call(context).settings()
     with connect(settings) as bus:
-        found = swept(bus, settings.namespace, ClaimStore(settings.claims), hours * 3600)
+        summary = swept(bus, settings.namespace, ClaimStore(settings.claims), hours * 3600)
     console.print(
-        f"{settings.claims}: {found.removed} of {found.looked_at} older bodies removed, {found.bytes} bytes",
+        f"{settings.claims}: {summary.removed} of {summary.looked_at} older bodies removed, {summary.bytes} bytes",
         highlight=False,
         soft_wrap=True,
     )
@@ -140,16 +140,16 @@ def topics(
     with connect(settings) as bus:
         (bus.check_topics if check else bus.ensure_topics)(settings.layout.specs())
         if as_json:
-            shown = [
+            rows = [
                 {"topic": spec.name, "key": row.key, "partitions": spec.partitions, "config": dict(spec.config)}
                 | {"what": row.what}
                 for row, spec in settings.layout.topics()
             ]
-            put_json(shown)
+            put_json(rows)
             return
         table = RowTable(Column("topic", no_wrap=True), "key", "partitions", "kept", "what", box=None, pad_edge=False)
         for row, spec in settings.layout.topics():
             hours = int(spec.config.get("retention.ms", "-1")) // 3_600_000
-            kept = "newest per key" if row.cleanup == "compact" else f"{hours} h" if hours > 0 else "for ever"
-            table.add_row(spec.name, row.key, str(spec.partitions), kept, row.what)
+            retention = "newest per key" if row.cleanup == "compact" else f"{hours} h" if hours > 0 else "for ever"
+            table.add_row(spec.name, row.key, str(spec.partitions), retention, row.what)
     console.print(table)

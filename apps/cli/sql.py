@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millrace.consumers.warehouse.client import Asking
     from millrace.infra.config import Settings
 
-SHOWN = 1000
+MAX_ROWS = 1000
 """rows of a table on a terminal"""
 AS_STRINGS = "JSONCompactStringsEachRowWithNamesAndTypes"
 NULL = "ᴺᵁᴸᴸ"
@@ -82,33 +82,33 @@ def sql(
     from millrace.consumers.warehouse.statements import split
 
     settings = call(context).settings()
-    chosen, given = form_of(form, out), values(params or [])
+    answer_form, arguments = form_of(form, out), values(params or [])
     with open_asking(settings, leave) as asking:
         text = _text(query)
         if text is None:
-            prompt(asking, settings, given)
+            prompt(asking, settings, arguments)
             return
-        done, rest = split(text)
-        statements = [*done, *([rest] if rest else [])]
+        queries, rest = split(text)
+        statements = [*queries, *([rest] if rest else [])]
         if not statements:
             raise ConfigError('there is no query: `millrace sql "SELECT 1"`, or `millrace sql FILE.sql`')
         if out is not None and len(statements) > 1:
             raise ConfigError(f"-o takes the answer of one query, and here are {len(statements)}")
         for statement in statements:
-            answer(asking, statement, chosen, out, given)
+            answer(asking, statement, answer_form, out, arguments)
 
 
 def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None, params: dict[str, str]) -> None:
     """One answer on standard output or in a file, which is there only when it is whole. Raises WarehouseError."""
     if form is AnswerFormat.TABLE:
-        settings = {"max_result_rows": str(SHOWN + 1), "result_overflow_mode": "break"}
+        settings = {"max_result_rows": str(MAX_ROWS + 1), "result_overflow_mode": "break"}
         rows, more = table(asking.ask(statement, AS_STRINGS, params, settings))
         console.print(rows)
         if rows.columns and not rows.row_count:
             complain.print("the answer has no rows", style="dim", highlight=False)
         if more:
-            said = f"these are the first {SHOWN:,} rows: LIMIT asks for fewer, -o FILE writes all of them"
-            complain.print(said, style="dim", highlight=False, soft_wrap=True)
+            note = f"these are the first {MAX_ROWS:,} rows: LIMIT asks for fewer, -o FILE writes all of them"
+            complain.print(note, style="dim", highlight=False, soft_wrap=True)
         return
     pieces = asking.ask(statement, FORMATS[form], params, SETTINGS.get(form, {}))
     if out is None:
@@ -120,7 +120,7 @@ def answer(asking: Asking, statement: str, form: AnswerFormat, out: Path | None,
 
 
 def table(pieces: Iterator[bytes]) -> tuple[RowTable, bool]:
-    """Rows for people, at most SHOWN, and whether there are more. pieces: lines of JSON: names, types, rows."""
+    """Rows for people, at most MAX_ROWS, and whether there are more. pieces: lines of JSON: names, types, rows."""
     lines = b"".join(pieces).split(b"\n")[:-1]
     if len(lines) < 2:
         return RowTable(box=None), False  # EXPLAIN and the like of nothing
@@ -129,13 +129,13 @@ def table(pieces: Iterator[bytes]) -> tuple[RowTable, bool]:
     for name, kind in zip(names, types, strict=True):
         number = kind.startswith(NUMBERS)
         rows.add_column(Text(name), justify="right" if number else "left", overflow="fold")
-    for line in lines[2 : 2 + SHOWN]:
+    for line in lines[2 : 2 + MAX_ROWS]:
         cells = zip(orjson.loads(line), types, strict=True)
-        rows.add_row(*(Text("NULL" if cell is None else shown(str(cell), kind)) for cell, kind in cells))
-    return rows, len(lines) - 2 > SHOWN
+        rows.add_row(*(Text("NULL" if cell is None else cell_text(str(cell), kind)) for cell, kind in cells))
+    return rows, len(lines) - 2 > MAX_ROWS
 
 
-def shown(cell: str, kind: str) -> str:
+def cell_text(cell: str, kind: str) -> str:
     """A value for a reader: of a float, the six digits that matter. Pure."""
     if cell == NULL:
         return "NULL"
@@ -162,9 +162,9 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
             continue
         except EOFError:
             return
-        done, rest = split(text)
+        queries, rest = split(text)
         text = f"{rest}\n" if rest else ""
-        for statement in done:
+        for statement in queries:
             if statement.lower() in ("exit", "quit"):
                 return
             try:
@@ -176,16 +176,16 @@ def prompt(asking: Asking, settings: Settings, params: dict[str, str]) -> None:
 def form_of(form: AnswerFormat | None, out: Path | None) -> AnswerFormat:
     """What is written: as asked, else by the file's name. Raises ConfigError where neither says it, or for a table in a
     file. Pure."""
-    named = out.suffix.removeprefix(".").lower() if out else ""
-    named = {"ndjson": "jsonl", "pq": "parquet"}.get(named, named)
-    chosen = form or next((one for one in AnswerFormat if one.value == named), None)
-    if chosen is None and out is None:
+    suffix = out.suffix.removeprefix(".").lower() if out else ""
+    suffix = {"ndjson": "jsonl", "pq": "parquet"}.get(suffix, suffix)
+    answer_form = form or next((one for one in AnswerFormat if one.value == suffix), None)
+    if answer_form is None and out is None:
         return AnswerFormat.TABLE
-    if chosen is None or (chosen is AnswerFormat.TABLE and out is not None):
+    if answer_form is None or (answer_form is AnswerFormat.TABLE and out is not None):
         raise ConfigError("-o FILE needs --format csv, json, jsonl or parquet, or a name that ends with one of them")
-    if chosen is AnswerFormat.PARQUET and out is None and sys.stdout.isatty():
+    if answer_form is AnswerFormat.PARQUET and out is None and sys.stdout.isatty():
         raise ConfigError("Parquet is for files: add -o FILE.parquet")
-    return chosen
+    return answer_form
 
 
 def values(pairs: list[str]) -> dict[str, str]:

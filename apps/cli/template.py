@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from millrace.infra.config import Settings
 from millrace.schemas.json_values import Json
 
-NOTHING: Mapping[str, Json] = MappingProxyType({})
+NO_VALUES: Mapping[str, Json] = MappingProxyType({})
 HEAD = """\
 # Settings of one Millrace deployment. A line that begins with `#key` shows a default: take the `#` away to change it.
 # MILLRACE_SECTION__KEY in the environment overrides this file, `millrace --set section.key=value` overrides both.
@@ -24,25 +24,25 @@ HEAD = """\
 """
 
 
-def render(namespace: str, policy: str, others: Mapping[str, Json] = NOTHING) -> str:
-    """The file for a new deployment: two names, and `others` by dotted name, set; everything else commented out."""
-    chosen: dict[tuple[str, str], object] = {("", "namespace"): namespace, ("policy", "name"): policy}
-    chosen |= {(section, key): value for name, value in others.items() for section, _, key in [name.rpartition(".")]}
+def render(namespace: str, policy: str, extra: Mapping[str, Json] = NO_VALUES) -> str:
+    """The file for a new deployment: two names, and `extra` by dotted name, set; everything else commented out."""
+    values: dict[tuple[str, str], object] = {("", "namespace"): namespace, ("policy", "name"): policy}
+    values |= {(section, key): value for name, value in extra.items() for section, _, key in [name.rpartition(".")]}
     parts = [HEAD]
     fields = Settings.model_fields
-    plain = [name for name, field in fields.items() if not _is_section(field)]
-    parts.append("\n".join(_lines("", name, fields[name], chosen) for name in plain))
+    top_keys = [name for name, field in fields.items() if not _is_section(field)]
+    parts.append("\n".join(_lines("", name, fields[name], values) for name in top_keys))
     for name, field in fields.items():
         if _is_section(field):
             model: Any = field.annotation
-            rows = [_lines(name, key, inner, chosen) for key, inner in model.model_fields.items()]
+            rows = [_lines(name, key, inner, values) for key, inner in model.model_fields.items()]
             parts.append("\n".join([f"# {_first(model)}", f"[{name}]", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(section: str, key: str, field: FieldInfo, chosen: Mapping[tuple[str, str], object]) -> str:
+def _lines(section: str, key: str, field: FieldInfo, values: Mapping[tuple[str, str], object]) -> str:
     comment = "\n".join(textwrap.wrap(field.description or "", 118, initial_indent="# ", subsequent_indent="# "))
-    value = chosen.get((section, key))
+    value = values.get((section, key))
     if value is None and field.default is None:
         return f"{comment}\n# {key}: not set"
     line = f"{key} = {_toml(field.default)}" if value is None else f"{key} = {_toml(value)}"
@@ -53,9 +53,9 @@ def _toml(value: object) -> str:
     simple = _simple(value)
     if not isinstance(simple, dict):
         return tomlkit.item(simple).as_string()
-    made = tomlkit.inline_table()
-    made.update(simple)
-    return made.as_string()
+    table = tomlkit.inline_table()
+    table.update(simple)
+    return table.as_string()
 
 
 def _simple(value: object) -> Json:

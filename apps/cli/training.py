@@ -24,7 +24,7 @@ from millrace.trainers.weights.checkpoint import Checkpoint
 
 QUIET_S = 5.0
 """between two lines of numbers where there is no terminal"""
-SHOWN = 5
+MAX_EXAMPLES = 5
 """refused rows that are printed; the others are counted"""
 MEANINGLESS = frozenset({"reward_mean", "staleness_mean"})
 
@@ -42,10 +42,10 @@ def train(
     job = Job(algorithm, lora=lora, **fields)
     with ExitStack() as stack:
         screen = stack.enter_context(TrainingScreen(algorithm, console, complain))
-        opened = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
-        for tracker in opened:
+        all_trackers = [JsonlTracker(job.out), *open_trackers(trackers, job.out, job.out.absolute().name)]
+        for tracker in all_trackers:
             stack.callback(tracker.close)
-        version = run(job, trackers=opened, observer=screen)
+        version = run(job, trackers=all_trackers, observer=screen)
     console.print(f"wrote {version.path}", highlight=False, soft_wrap=True)
 
 
@@ -79,7 +79,7 @@ class TrainingScreen(RunObserver):
 
     def on_refusal(self, where: str, reason: str) -> None:
         self._refused += 1
-        if self._refused <= SHOWN:
+        if self._refused <= MAX_EXAMPLES:
             self._complain.print(f"[yellow]left out[/] {escape(f'{where}: {reason}')}", highlight=False, soft_wrap=True)
 
     def on_start(self, step: int, steps: int, items: int) -> None:
@@ -98,8 +98,8 @@ class TrainingScreen(RunObserver):
             _value.set(value, algorithm=self._algorithm, name=name)
         numbers = line(metrics, without=MEANINGLESS)
         self._bar.update(self._task, completed=step, numbers=numbers)
-        measured = any(name.startswith("heldout_") for name in metrics)
-        if measured or (self._bar.disable and time.monotonic() - self._printed > QUIET_S):
+        has_heldout = any(name.startswith("heldout_") for name in metrics)
+        if has_heldout or (self._bar.disable and time.monotonic() - self._printed > QUIET_S):
             self._printed = time.monotonic()
             self._say(f"batch {step} of {self._steps}  {numbers}")
 

@@ -28,7 +28,7 @@ DETAILS: Mapping[str, Mapping[str, Any]] = {
 """What only a command line says of an option."""
 SPELLINGS = {"knobs": "knob", "floor": "lr-floor", "checkpointing": "activation-checkpointing"}
 """Options that have another name than their field."""
-REQUIRED = inspect.Parameter.empty
+NO_DEFAULT = inspect.Parameter.empty
 """the default of an option that must be given"""
 
 
@@ -45,7 +45,7 @@ class RunFlags:
 
 
 _FIELDS = {
-    field.name: (hint, REQUIRED if field.default is MISSING else field.default)
+    field.name: (hint, NO_DEFAULT if field.default is MISSING else field.default)
     for owner in (Job, RunFlags)
     for field, hint in zip(fields(owner), get_type_hints(owner, include_extras=True).values(), strict=True)
 }

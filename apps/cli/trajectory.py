@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from millrace.apps.cli.context import call, console, entry, reading
-from millrace.apps.cli.session_names import newest_named
+from millrace.apps.cli.session_names import newest_session
 from millrace.infra.errors import LookError
 from millrace.infra.terminal import put_json
 
 
 def trajectory(
     context: typer.Context,
-    what: Annotated[
+    subject: Annotated[
         str,
         typer.Argument(
             metavar="ID",
@@ -41,15 +41,15 @@ def trajectory(
     )
     with reading():
         try:
-            shown = show(what)
+            view = show(subject)
         except LookError:
-            id = newest_named(settings, what)
+            id = newest_session(settings, subject)
             if id is None:
                 raise
-            shown = show(id)
+            view = show(id)
     if as_json:
-        put_json(shown.json)
+        put_json(view.json)
     elif page is not None:
         console.print(f"wrote {page}", highlight=False, soft_wrap=True)
     else:
-        console.print(shown.tree, highlight=False)
+        console.print(view.tree, highlight=False)

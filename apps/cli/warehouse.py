@@ -22,9 +22,9 @@ def rebuild(
     No warehouse may run meanwhile. Rows whose records neither has any more are not dropped, unless you say so."""
     settings = call(context).settings()
     with complain.status("reading the log"):
-        found = entry("millrace.consumers.warehouse.rebuild:rebuild")(settings, forget=forget)
+        counts = entry("millrace.consumers.warehouse.rebuild:rebuild")(settings, forget=forget)
     table = RowTable("table", "rows before", "rows now", box=None, pad_edge=False)
-    for name, (before, now) in found.items():
+    for name, (before, now) in counts.items():
         table.add_row(name, str(before), str(now))
     console.print(table)
 
@@ -39,8 +39,8 @@ def take(
 
     A server holds one namespace. Rows of another one, which no deployment needs any more, are in the way of this one:
     name each whose rows may go. Its topics and its archive stay as they are."""
-    gone = entry("millrace.consumers.warehouse.open_store:take_server")(call(context).settings(), namespace)
-    for name, rows in gone.items():
+    deletions = entry("millrace.consumers.warehouse.open_store:take_server")(call(context).settings(), namespace)
+    for name, rows in deletions.items():
         console.print(f"{rows:,} rows of namespace {name} are deleted", highlight=False)
 
 

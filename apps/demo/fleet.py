@@ -25,8 +25,8 @@ class DemoFleet:
         make_keys(settings)
         self.deployment = deployment_id(settings.namespace, settings.home)
         self._supervisor = Supervisor(settings.home, self.deployment, environment)
-        listed = programs(settings, {"MILLRACE_CONFIG": str(file.absolute())})
-        self._programs = {program.name: program for program in listed}
+        fleet_programs = programs(settings, {"MILLRACE_CONFIG": str(file.absolute())})
+        self._programs = {program.name: program for program in fleet_programs}
 
     @property
     def logs(self) -> Path:

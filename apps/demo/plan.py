@@ -21,12 +21,12 @@ class PlannedFault:
     kind: Literal["kill", "join"]
     name: str
 
-    def due(self, version: int, ready: int, batch: int) -> bool:
-        """Whether its moment has come. `ready`: groups that no version has consumed.
+    def is_due(self, version: int, waiting_groups: int, batch: int) -> bool:
+        """Whether its moment has come. `waiting_groups`: groups that no version has consumed.
 
         A learner dies while the step that it takes part in is under way, the worst moment for it; at any other the next
         version waits for agents, dead learner or not."""
-        return version >= self.version and (not self.learner or version > self.version or ready >= batch)
+        return version >= self.version and (not self.learner or version > self.version or waiting_groups >= batch)
 
     @property
     def learner(self) -> bool:
@@ -45,7 +45,7 @@ class DemoPlan:
     minutes: float
 
 
-FULL = DemoPlan(
+FULL_DEMO = DemoPlan(
     versions=60,
     faults=(
         PlannedFault(12, "kill", "learn-1"),
@@ -55,7 +55,7 @@ FULL = DemoPlan(
     gain=0.30,
     minutes=30,
 )
-SHORT = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
+SHORT_DEMO = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
 
 
 def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, object]:

@@ -25,7 +25,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from millrace.apps.demo.fleet import BROKER, DemoFleet
-from millrace.apps.demo.plan import FULL, NAMESPACE, SHORT, DemoPlan, PlannedFault, flags, gain
+from millrace.apps.demo.plan import FULL_DEMO, NAMESPACE, SHORT_DEMO, DemoPlan, PlannedFault, flags, gain
 from millrace.consumers.tell.status import StatusWatch, duration, learning, processes
 from millrace.infra import durable
 from millrace.infra.config import FILE, PREFIX, Settings, load
@@ -43,15 +43,15 @@ STALL_S = 240
 TASKS = 20_000
 
 
-def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | None = None) -> int:
+def run(home: Path, *, seed: int = 0, is_short: bool = False, console: Console | None = None) -> int:
     """The whole demo in `home`. A former demo there is stopped and removed first; ConfigError for a directory that
     holds anything else. Returns the exit code."""
     console = console or Terminal()
-    plan = SHORT if short else FULL
-    empty(home)
+    plan = SHORT_DEMO if is_short else FULL_DEMO
+    make_empty(home)
     settings, file = _configure(home, seed)
     fleet = DemoFleet(settings, file)
-    started = time.monotonic()
+    start = time.monotonic()
     try:
         with DemoScreen(console, plan.versions) as screen:
             screen.tell("starting Kafka; warming up a 228k-parameter Qwen2 by SFT on 'sort six digits'")
@@ -60,10 +60,10 @@ def run(home: Path, *, seed: int = 0, short: bool = False, console: Console | No
             usage = CpuUsage(fleet.deployment)
             screen.tell("starting engine, gateway, stages, learners, reloader and rollout workers")
             fleet.up()
-            reached = _drive(settings, plan, fleet, watch, usage, screen, started)
+            is_complete = _drive(settings, plan, fleet, watch, usage, screen, start)
             screen.tell("stopping the fleet; Kafka stays for the audit")
             fleet.up((BROKER,))
-        code = _finish(settings, plan, watch, usage, console, reached, time.monotonic() - started)
+        code = _finish(settings, plan, watch, usage, console, is_complete, time.monotonic() - start)
         watch.close()
         return code
     finally:
@@ -78,7 +78,7 @@ def make_topics(settings: Settings) -> None:
         bus.ensure_topics(settings.layout.specs())
 
 
-def empty(home: Path) -> None:
+def make_empty(home: Path) -> None:
     """Make `home` an empty directory, if it is one or holds a former demo, which is stopped. Raises ConfigError."""
     if home.exists() and any(home.iterdir()):
         try:
@@ -126,40 +126,40 @@ def _drive(
     watch: StatusWatch,
     usage: CpuUsage,
     screen: DemoScreen,
-    started: float,
+    start: float,
 ) -> bool:
     """Until the plan's versions are there: watch, and let processes die and join on schedule."""
     todo = list(plan.faults)
     recoveries: list[Callable[[], bool]] = []
     progress = time.monotonic()
-    sampled = drawn = 0.0
+    sample_time = draw_time = 0.0
     failing: set[str] = set()
     while True:
         now = time.monotonic()
         if watch.poll(0.2):
             progress = time.monotonic()
             screen.version(watch.versions[-1], watch.rate("samples"))
-        if now - sampled > 2:
+        if now - sample_time > 2:
             usage.sample()
-            sampled = now
+            sample_time = now
             failing = _name_failing(fleet, failing, screen)
-        if now - drawn > 0.5:
+        if now - draw_time > 0.5:
             screen.show(watch, fleet.states)
-            drawn = now
-        while todo and todo[0].due(watch.version, watch.lag, settings.policy.batch):
+            draw_time = now
+        while todo and todo[0].is_due(watch.version, watch.lag, settings.policy.batch):
             recoveries.append(_strike(todo.pop(0), fleet, watch, screen))
-        recoveries = [recovered for recovered in recoveries if not recovered()]
+        recoveries = [is_over for is_over in recoveries if not is_over()]
         if watch.version >= plan.versions and not todo and not recoveries:
             return True
-        if now - progress > STALL_S or now - started > plan.minutes * 60:
+        if now - progress > STALL_S or now - start > plan.minutes * 60:
             screen.tell(f"gave up at version {watch.version}: see the logs in {fleet.logs}")
             return False
 
 
-def _name_failing(fleet: DemoFleet, known: set[str], screen: DemoScreen) -> set[str]:
+def _name_failing(fleet: DemoFleet, former: set[str], screen: DemoScreen) -> set[str]:
     """Tell of each program that keeps ending, once, with its last words; gives the names of all of these."""
     failing = {state.name: state.said for state in fleet.states() if state.failing}
-    for name in failing.keys() - known:
+    for name in failing.keys() - former:
         screen.tell(f"{name} keeps ending: {failing[name]} (its log: {fleet.logs / name}.log)")
     return set(failing)
 
@@ -173,40 +173,40 @@ def _strike(fault: PlannedFault, fleet: DemoFleet, watch: StatusWatch, screen: D
         fleet.add(fault.name, like="learn-0")
         screen.tell(f"v{version}: started {fault.name}")
 
-        def joined() -> bool:
+        def has_joined() -> bool:
             if not watch.versions or len(watch.versions[-1]["ranks"]) <= before:
                 return False
             share = watch.versions[-1]["ranks"][-1]["samples"]
             screen.tell(f"{fault.name} trains since v{watch.version} ({share} samples), {_since(at)} after its start")
             return True
 
-        return joined
+        return has_joined
     pid = fleet.pid(fault.name)
     if pid is None:
         raise ServiceError(f"{fault.name} does not run, so the demo cannot kill it: see {fleet.logs}")
     os.kill(pid, signal.SIGKILL)
     screen.tell(f"v{version}: kill -9 {fault.name} (pid {pid})")
 
-    def recovered() -> bool:
+    def has_recovered() -> bool:
         if fault.learner:
             if watch.version <= version:
                 return False
             after = next(entry for entry in watch.versions if entry["version"] > version)
             screen.tell(
                 f"recovered from the death of pid {pid}: v{after['version']} committed {_since(at)} after the kill, "
-                f"of which {waited(after):.1f} s were spent waiting for groups"
+                f"of which {waiting_s(after):.1f} s were spent waiting for groups"
             )
             return True
-        new = fleet.pid(fault.name)
-        if new in (None, pid) or sum(watch.resolved.values()) <= resolutions or watch.last_resolution < at + 0.5:
+        new_pid = fleet.pid(fault.name)
+        if new_pid in (None, pid) or sum(watch.resolved.values()) <= resolutions or watch.last_resolution < at + 0.5:
             return False
-        screen.tell(f"{fault.name} is back as pid {new}: it resolved the next group {_since(at)} after the kill")
+        screen.tell(f"{fault.name} is back as pid {new_pid}: it resolved the next group {_since(at)} after the kill")
         return True
 
-    return recovered
+    return has_recovered
 
 
-def waited(entry: LedgerEntry) -> float:
+def waiting_s(entry: LedgerEntry) -> float:
     """Seconds that the learners looked for groups that were not ready, since the version before or since they formed
     anew."""
     return sum(entry["metrics"].get(f"timings_{phase}", 0.0) for phase in ("wait", "boundary"))
@@ -241,7 +241,7 @@ def _finish(
     watch: StatusWatch,
     usage: CpuUsage,
     console: Console,
-    reached: bool,
+    is_complete: bool,
     seconds: float,
 ) -> int:
     from millrace.consumers.audit.command import render
@@ -261,7 +261,7 @@ def _finish(
     enough = plan.gain is None or rise >= plan.gain
     if not enough:
         console.print(f"[red]the gain {rise:+.3f} is below {plan.gain:+.2f}[/red]")
-    return 0 if reached and audit.clean and enough else 1
+    return 0 if is_complete and audit.clean and enough else 1
 
 
 class CpuUsage:
@@ -282,8 +282,8 @@ class CpuUsage:
                 with process.oneshot():
                     key = (process.pid, process.create_time())
                     # Between fork and exec a program still looks like its supervisor.
-                    known = self._roles.get(key, leftovers.SUPERVISOR)
-                    role = now if known == leftovers.SUPERVISOR else known
+                    former = self._roles.get(key, leftovers.SUPERVISOR)
+                    role = now if former == leftovers.SUPERVISOR else former
                     times = process.cpu_times()
                     memory[role] = memory.get(role, 0) + process.memory_info().rss
             except psutil.NoSuchProcess:

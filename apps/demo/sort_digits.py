@@ -37,8 +37,8 @@ def verify(digits: str, reply: str) -> float:
 
 def questions(seed: int, count: int) -> list[JsonObject]:
     """Tasks of the evaluation split, 256 where `count` is 0."""
-    chosen = itertools.islice(prompts(seed, evaluation=True), count or 256)
-    return [{"messages": [{"role": "user", "content": digits}]} for digits in chosen]
+    prompt_texts = itertools.islice(prompts(seed, evaluation=True), count or 256)
+    return [{"messages": [{"role": "user", "content": digits}]} for digits in prompt_texts]
 
 
 def judge(task: dict[str, Any], reply: str) -> float:

@@ -117,20 +117,20 @@ def to_sample(
     seq: int,
     name: str,
     version: int,
-    truncated: bool = False,
+    is_truncated: bool = False,
 ) -> Sample:
     """One turn as a sample: the prompt masked, the reply trainable."""
-    size, new = len(prompt), len(reply)
+    size, reply_size = len(prompt), len(reply)
     return Sample(
         tokens=np.array([*prompt, *reply], np.int32),
-        mask=np.array([0] * size + [1] * new, np.uint8),
+        mask=np.array([0] * size + [1] * reply_size, np.uint8),
         logprobs=np.array([0.0] * size + list(logprobs), np.float32),
-        versions=np.array([-1] * size + [version] * new, np.int32),
+        versions=np.array([-1] * size + [version] * reply_size, np.int32),
         reward=reward,
         seq=seq,
         group=str(seq),
         trajectory=name,
-        truncated=truncated,
+        truncated=is_truncated,
     )
 
 
@@ -165,7 +165,7 @@ def make_sort_policy(
 ) -> WarmStart:
     """Trains the tiny model by SFT until it sorts `target` of held-out prompts when sampled; saves it to `directory` in
     Hugging Face layout. TrainerError when `max_steps` do not suffice."""
-    started = time.monotonic()
+    start = time.monotonic()
     backend = TorchBackend(Adam(weight_decay=0.01), device="cpu")
     backend.form(0, 1, None, 60.0)
     backend.load(random_state(seed))
@@ -177,14 +177,14 @@ def make_sort_policy(
         samples = [_lesson(digits, index) for index, digits in enumerate(islice(source, 128))]
         report = trainer.train(samples, minibatches=[range(len(samples))], version=0)
         if step >= 40 and step % 5 == 0:
-            reached = accuracy(backend, held_out, generator)
-            progress(step, reached)
-            if reached >= target:
+            share = accuracy(backend, held_out, generator)
+            progress(step, share)
+            if share >= target:
                 state = backend.gather()
                 backend.tear_down()
                 if state is not None:
                     checkpoint.export(directory, state)
-                return WarmStart(step, reached, report.metrics["loss"], time.monotonic() - started)
+                return WarmStart(step, share, report.metrics["loss"], time.monotonic() - start)
     raise TrainerError(f"{max_steps} steps of SFT stayed below {target:.0%}; try another seed or more steps")
 
 
@@ -200,8 +200,8 @@ def main(
 ) -> None:
     """Make a tiny model that sorts six digits now and then, in Hugging Face layout. It takes about a minute."""
 
-    def show(step: int, reached: float) -> None:
-        put(f"step {step}: sorts {reached:.0%}")
+    def show(step: int, share: float) -> None:
+        put(f"step {step}: sorts {share:.0%}")
 
     make_sort_policy(directory, seed, target=target, progress=show)
 

@@ -35,7 +35,7 @@ from millrace.dialects.responses.tools import custom_arguments, full_name, tools
 from millrace.dialects.stored_responses import Recaller, StoredResponse, no_recall
 from millrace.dialects.writable import WritableCall, WritableChoice
 from millrace.infra.engines.base import ABORT
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.schemas.json_values import Json, JsonObject
 
 ABORT_ERROR = {"code": "server_error", "message": "The engine aborted this reply: try again"}
@@ -94,7 +94,7 @@ class Responses(Dialect):
         items = None if recall.response(asking.id) is None else recall.request_items(asking.id)
         if items is None:
             raise _unknown(asking)
-        return await aside(sum(map(len, items)), _page, items, asking)
+        return await run_aside(sum(map(len, items)), _page, items, asking)
 
     def parse(self, body: bytes) -> Ask:
         return self.understand(body, no_recall).request

@@ -22,7 +22,7 @@ from millrace.dialects.translation.base import ReplyFacts, Translator, parts_of
 from millrace.dialects.translation.reply import TranslatedCall
 from millrace.infra.engines.upstream import NO_HEADERS, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineUnavailable
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.schemas import bounds
 from millrace.schemas.json_values import Json
 
@@ -47,16 +47,16 @@ class Interpreter(TextServer):
         """The answer in the client's API, and in no other, whatever `path` says. Raises ApiError 400 for a request
         that the upstream's API has no words for, or that names what its caller was never told, EngineUnavailable also
         for an answer that is none of its API."""
-        ask, request_body = await aside(len(body), self._request, body)
+        ask, request_body = await run_aside(len(body), self._request, body)
         answer = await self._server.ask(*self._place(request_body, headers))
         if not is_success(answer.status):
             return self.refusal(answer)
-        body = await aside(len(answer.body), self._convert, ask, answer.body)
+        body = await run_aside(len(answer.body), self._convert, ask, answer.body)
         return UpstreamReply(answer.status, answer.headers, body)
 
     async def stream(self, path: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS) -> StreamedReply:
         """The same, streamed."""
-        ask, request_body = await aside(len(body), self._request, body)
+        ask, request_body = await run_aside(len(body), self._request, body)
         answer = await self._server.stream(*self._place(request_body, headers))
         return InterpretedReply(answer, self, ask, self._translator, self._spoken)
 

@@ -155,12 +155,12 @@ class Bodies:
 
     def _call(self, step: ReplyStep) -> ModelCall:
         response = made_id(self._origin.label, self._id, "reply", len(self.replies))
-        asked = list(step.messages[: step.upto])
+        messages = list(step.messages[: step.upto])
         lineage, opening = self._lineage(step, response)
         self.replies.append(response)
         self._output = text_content(step.message)
         finish = step.finish or ("tool_calls" if step.message.get("tool_calls") else "stop")
-        request: Content = {"model": step.model, "messages": asked} | (
+        request: Content = {"model": step.model, "messages": messages} | (
             {"tools": list(step.tools)} if step.tools else {}
         )
         choice = {"index": 0, "message": step.message, "finish_reason": finish}
@@ -213,9 +213,9 @@ class Bodies:
 
     def _lineage(self, step: ReplyStep, response: str) -> tuple[str, str | None]:
         """(the conversation that a reply goes on with, why it begins one)."""
-        for at, (name, messages, said) in enumerate(self._lineages):
-            same = messages is step.messages or list(messages[:said]) == list(step.messages[:said])
-            if said <= step.upto and same:
+        for at, (name, messages, size) in enumerate(self._lineages):
+            is_same = messages is step.messages or list(messages[:size]) == list(step.messages[:size])
+            if size <= step.upto and is_same:
                 self._lineages[at] = (name, step.messages, step.upto)
                 return name, None
         name = made_id(self._origin.label, response, "lineage")

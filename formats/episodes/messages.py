@@ -20,7 +20,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 def chat(value: object, name: str) -> list[Content]:
     """A list of messages. Raises BadRow."""
     if isinstance(value, str):
-        value = _written(value)
+        value = _parse_json(value)
     if not isinstance(value, list) or not value:
         raise BadRow("no_messages", f"{name} is no list of messages")
     return [message(one, f"{name}[{at}]") for at, one in enumerate(value)]
@@ -54,7 +54,7 @@ def message(value: object, name: str) -> Content:
 
 def tool_list(value: object) -> list[Content]:
     """The tools that a row offers, a list or one as JSON text. Raises BadRow."""
-    tools = _written(value) if isinstance(value, str) and value else value
+    tools = _parse_json(value) if isinstance(value, str) and value else value
     if not tools:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -98,18 +98,18 @@ def text_content(one: Content) -> str:
 
 
 def _tool_call(call: object, name: str) -> Content:
-    given = mapping(call)
-    function = given.get("function")
+    call_fields = mapping(call)
+    function = call_fields.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRow("bad_tool_call", f"a tool call of {name} names no function")
     arguments = function.get("arguments", "")
     arguments = arguments if isinstance(arguments, str) else json_text(arguments)
-    fields = {key: value for key, value in given.items() if key not in ("function", "id", "type")}
+    fields = {key: value for key, value in call_fields.items() if key not in ("function", "id", "type")}
     inner = {**function, "arguments": arguments}
-    return {"id": text_of(given, "id"), "type": "function", **fields, "function": inner}
+    return {"id": text_of(call_fields, "id"), "type": "function", **fields, "function": inner}
 
 
-def _written(text: str) -> object:
+def _parse_json(text: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

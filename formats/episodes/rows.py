@@ -52,12 +52,12 @@ def without_nulls(value: object) -> Any:
 def json_text(value: object) -> str:
     """A value as JSON; dates, of columns, as text."""
     try:
-        return orjson.dumps(value, default=_written).decode()
+        return orjson.dumps(value, default=_plain_text).decode()
     except TypeError as error:  # numbers of more than 64 bits
         raise BadRow("not_json", f"a value has no place in JSON: {error}") from None
 
 
-def _written(value: object) -> str:
+def _plain_text(value: object) -> str:
     if isinstance(value, date | Decimal):
         return str(value)
     raise TypeError(type(value).__name__)
@@ -75,19 +75,19 @@ def micros(value: object, name: str) -> Micros:
     """A time as micros since the epoch: a number in any usual unit, or ISO 8601. Raises BadRow."""
     time: float | None = None
     if isinstance(value, str):
-        time = _parsed(value)
+        time = _parse_time(value)
     elif isinstance(value, datetime):
         time = _since(value)
     elif isinstance(value, date):
         time = _since(datetime(value.year, value.month, value.day))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        time = _scaled(value)
+        time = _scale(value)
     if time is None or not math.isfinite(time) or not 0 <= time <= bounds.TIME:
         raise BadRow("bad_time", f"{name} is no time between 1970 and 2255: write seconds since 1970, or ISO 8601")
     return int(time)
 
 
-def _scaled(value: float) -> float:
+def _scale(value: float) -> float:
     if value < _SECONDS:
         return round(value * 1e6)
     if value < _MILLIS:
@@ -95,9 +95,9 @@ def _scaled(value: float) -> float:
     return value if value < _MICROS else value // 1000
 
 
-def _parsed(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     try:
-        return _scaled(float(text))
+        return _scale(float(text))
     except ValueError:
         pass
     except OverflowError:

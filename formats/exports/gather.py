@@ -96,14 +96,14 @@ class Gatherer:
         count = 0
         for kind, ends in self._ends.items():
             for partition, end in sorted(ends.items()):
-                for together in _chunks(self._whole(kind, partition, end)):
+                for together in _chunks(self._groups(kind, partition, end)):
                     count += sum(len(group.rows) + group.unread for group in together)
                     yield from self._samples([group.rows for group in together])
                     watch(count, self._total)
 
     # -- reading
 
-    def _whole(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[_Group]:
+    def _groups(self, kind: Kind[Trajectory], partition: int, end: int) -> Iterator[_Group]:
         """Every group of a partition once all its records are read; which are counted first, by their key."""
         waiting = Counter(record.key for record in self._records(kind, partition, end))
         groups: defaultdict[bytes, _Group] = defaultdict(_Group)
@@ -157,10 +157,10 @@ class Gatherer:
             by_tenant: dict[str, list[ExportedSample]] = {}
             for row in rows:
                 events = [next(calls) for _ in row["events"]]
-                if (sample := self._made(row, events)) is not None:
+                if (sample := self._sample(row, events)) is not None:
                     by_tenant.setdefault(row["tenant"], []).append(sample)
             for samples in by_tenant.values():  # groups of two tenants may have one name
-                yield self._finished(samples)
+                yield self._finish_group(samples)
 
     def _is_wanted(self, row: Row[Trajectory]) -> bool:
         self._tally.read += 1
@@ -169,7 +169,7 @@ class Gatherer:
             self._tally.left_out[rule] += 1
         return rule is None
 
-    def _made(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None]) -> ExportedSample | None:
+    def _sample(self, row: Row[Trajectory], calls: Sequence[Row[Event] | None]) -> ExportedSample | None:
         try:
             if (why := self._rules(row["tenant"], row["split"])) is not None:
                 raise Unsayable("ineligible", why)
@@ -186,7 +186,7 @@ class Gatherer:
             self._turn_down(row["id"], "unreadable", type(error).__name__, row.place)
         return None
 
-    def _finished(self, samples: list[ExportedSample]) -> list[ExportedSample]:
+    def _finish_group(self, samples: list[ExportedSample]) -> list[ExportedSample]:
         """The samples of one group, with its mean reward; only the best where the selection says so."""
         samples.sort(key=lambda sample: sample.record["sample"])
         rewards = [reward for sample in samples if (reward := sample.record["reward"]) is not None and reward == reward]

@@ -75,18 +75,18 @@ def export(
     layout: str,
     out: Path,
     selection: Selection,
-    allowed: TenantRules,
+    rules: TenantRules,
     watch: Watch = lambda done, total: None,
     *,
     accept_gaps: bool = False,
 ) -> ExportSummary:
-    """Export trajectories of the configured policy. allowed: what tenants' rules say today. Raises ExportError for a
+    """Export trajectories of the configured policy. rules: what tenants' rules say today. Raises ExportError for a
     layout that is none, a place that is taken, or trajectories that nobody has any more, unless `accept_gaps`;
     BusError when the log cannot be read."""
     with history(settings) as bus:
         source = History(bus, settings.namespace, settings.policy.name, claims(settings).resolve)
         return export_from(
-            source, layout, out, selection, settings.policy.tenant, allowed, watch, accept_gaps=accept_gaps
+            source, layout, out, selection, settings.policy.tenant, rules, watch, accept_gaps=accept_gaps
         )
 
 
@@ -96,12 +96,12 @@ def export_from(
     out: Path,
     selection: Selection,
     owner: str = "",
-    allowed: TenantRules = anyone,
+    rules: TenantRules = anyone,
     watch: Watch = lambda done, total: None,
     *,
     accept_gaps: bool = False,
 ) -> ExportSummary:
-    """The same for any history. owner: the tenant whose the policy is; allowed: what tenants' rules say today."""
+    """The same for any history. owner: the tenant whose the policy is; rules: what tenants' rules say today."""
     target = _layout(layout)
     if out.exists():
         raise ExportError(f"{out} is there already: remove it, or choose another name")
@@ -110,7 +110,7 @@ def export_from(
     with durable.drafting(out) as draft:
         with _Refusals(out) as refusals:
             run = _Run(history, target, selection, refusals)
-            run.write(draft, owner, allowed, watch, accept_gaps=accept_gaps)
+            run.write(draft, owner, rules, watch, accept_gaps=accept_gaps)
         summary = run.summary(out, digest(draft))
         durable.write(_beside(out, "manifest.json"), orjson.dumps(summary.as_json(), option=orjson.OPT_INDENT_2))
     return summary
@@ -129,9 +129,9 @@ class _Run:
         self._tokenizers: set[str] = set()
         self._gone: list[str] = []
 
-    def write(self, draft: Path, owner: str, allowed: TenantRules, watch: Watch, *, accept_gaps: bool) -> None:
+    def write(self, draft: Path, owner: str, rules: TenantRules, watch: Watch, *, accept_gaps: bool) -> None:
         """Fill the draft. Raises ExportError where a part of what is selected is nowhere, unless `accept_gaps`."""
-        gatherer = Gatherer(self._history, self._selection, owner, allowed, self._tally, self._refusals)
+        gatherer = Gatherer(self._history, self._selection, owner, rules, self._tally, self._refusals)
         self._gone = gatherer.gone
         if self._gone and not accept_gaps:
             raise ExportError(f"{'; '.join(self._gone)}. --what-is-left exports that")
@@ -214,5 +214,5 @@ def _layout(name: str) -> ExportLayout:
     return layout()
 
 
-def _beside(out: Path, what: str) -> Path:
-    return out.with_name(f"{out.name}.{what}")
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(f"{out.name}.{suffix}")

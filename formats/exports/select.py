@@ -90,12 +90,12 @@ class Selection:
             return "version"
         if self.trained is not None and (version is None or not self.trained.holds(version)):
             return "trained"
-        return None if all(bound.holds(record["reward"]) for bound in self.rewards) else "reward"
+        return None if all(limit.holds(record["reward"]) for limit in self.rewards) else "reward"
 
     def as_json(self) -> JsonObject:
         """As a manifest says it: what is not asked for is not there."""
         fields = asdict(self)
-        fields["rewards"] = [f"{bound.sign}{bound.value!r}" for bound in self.rewards]
+        fields["rewards"] = [f"{limit.sign}{limit.value!r}" for limit in self.rewards]
         switches = {"train", "evaluation"}
         return {
             name: sorted(value) if isinstance(value, frozenset) else value
@@ -128,8 +128,8 @@ def reward(text: str) -> RewardLimit:
 
 
 def from_flags(
-    sampled: str,
-    trained: str,
+    sampling_range: str,
+    training_range: str,
     tasks: Sequence[str],
     tenants: Sequence[str],
     split: str,
@@ -145,8 +145,8 @@ def from_flags(
     if unknown:
         raise ExportError(f"no episode ends as {unknown[0]!r}: choose among {', '.join(STATUSES)}")
     return Selection(
-        sampled=versions(sampled) if sampled else None,
-        trained=versions(trained) if trained else None,
+        sampled=versions(sampling_range) if sampling_range else None,
+        trained=versions(training_range) if training_range else None,
         tasks=frozenset(tasks),
         tenants=frozenset(tenants),
         statuses=frozenset(statuses),

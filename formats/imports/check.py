@@ -84,11 +84,11 @@ def events(
 def layout_of(source: RowReader, name: str) -> type[ImportLayout]:
     """The layout that was asked for, else the one of the first row. Raises ImportRefused."""
     if name:
-        found = READERS.get(OTHER_NAMES.get(name, name))
-        if found is None:
+        named_layout = READERS.get(OTHER_NAMES.get(name, name))
+        if named_layout is None:
             choices = ", ".join([*READERS, *OTHER_NAMES])
             raise ImportRefused(f"there is no layout {name!r}: choose one of {choices}")
-        return found
+        return named_layout
     first = next(source.rows(lambda number, error: None, lambda done, total: None), None)
     if first is None:
         raise ImportRefused(f"{source.path} has no row that can be read: each line should be one JSON object")

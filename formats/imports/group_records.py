@@ -79,8 +79,10 @@ class Maker:
         for draft in Bodies(IMPORT, id, episode, size=size, sample=sample, task=terms.task).drafts():
             event = sealer.seal(draft, made_id("import", source, "event", number), source, 0, number)
             headers = headers_of(event, source, terms.reward_key)
-            coded = {name: text.encode() for name, text in headers.items()}
-            yield Outgoing(terms.topic, f"{terms.tenant}/{kin.group}".encode(), codec.encode("Event", event), coded)
+            header_bytes = {name: text.encode() for name, text in headers.items()}
+            yield Outgoing(
+                terms.topic, f"{terms.tenant}/{kin.group}".encode(), codec.encode("Event", event), header_bytes
+            )
             number += 1
 
 

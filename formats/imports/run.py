@@ -39,13 +39,13 @@ Report = Callable[[str, Path, int, int], None]
 """hears what is done (`checking`, `importing`), with which file, and how far of how much it is"""
 
 
-def _silent(what: str, path: Path, done: int, total: int) -> None: ...
+def _ignore_report(verb: str, path: Path, position: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
     """What a user says. layout: empty to tell from the rows; task: the task of every row, empty for their own; skip:
-    import the rest where rows are refused; refused: a file for their names."""
+    import the rest where rows are refused; refusal_file: a file for their names."""
 
     layout: str = ""
     tenant: str = "local"
@@ -53,18 +53,18 @@ class ImportOptions:
     task: str = ""
     skip: bool = False
     dry_run: bool = False
-    refused: Path | None = None
+    refusal_file: Path | None = None
 
 
 def from_flags(
-    layout: str, tenant: str, split: str, task: str, on_error: str, refused: Path | None, *, dry_run: bool
+    layout: str, tenant: str, split: str, task: str, on_error: str, refusal_file: Path | None, *, dry_run: bool
 ) -> ImportOptions:
     """The options that flags ask for. Raises ImportRefused for those that make no sense."""
     if split not in SPLITS:
         raise ImportRefused(f"there is no split {split!r}: choose one of {', '.join(SPLITS)}")
     if on_error not in ON_ERROR:
         raise ImportRefused(f"--on-error is {' or '.join(ON_ERROR)}, not {on_error!r}")
-    return ImportOptions(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refused)
+    return ImportOptions(layout, tenant, cast(Split, split), task, on_error == "skip", dry_run, refusal_file)
 
 
 @dataclass(slots=True)
@@ -97,16 +97,16 @@ def import_files(
     settings: Settings,
     paths: Sequence[Path],
     options: ImportOptions,
-    ready: Callable[[Settings, Bus], None],
-    report: Report = _silent,
+    check_policy: Callable[[Settings, Bus], None],
+    report: Report = _ignore_report,
 ) -> list[ImportSummary]:
-    """Import files for the configured policy. `ready` raises where the deployment would take none of it. Raises
+    """Import files for the configured policy. `check_policy` raises where the deployment would take none of it. Raises
     ImportRefused for what cannot be imported, BusError for a log that does not answer or lacks a topic."""
     if options.dry_run:
         return import_into(None, settings.namespace, settings.policy.name, paths, options, report=report)
     with connect_now(settings) as bus:
         bus.check_topics(settings.layout.specs())
-        ready(settings, bus)
+        check_policy(settings, bus)
         return import_into(
             bus,
             settings.namespace,
@@ -128,17 +128,17 @@ def import_into(
     *,
     reward_key: str = "",
     claims: ClaimStore | None = None,
-    report: Report = _silent,
+    report: Report = _ignore_report,
 ) -> list[ImportSummary]:
     """The same for any bus; without one everything is read and nothing sent."""
     if not NAME.fullmatch(options.tenant):
         raise ImportRefused(f"{options.tenant!r} is no name of a tenant: use letters, digits, '-' and '_'")
     terms = ImportTerms(full_name(namespace, "raw"), policy, options.tenant, options.split, options.task, reward_key)
-    with _Refusals(options.refused) as refusals:
-        checks = [_checked(path, options, terms, refusals, report) for path in paths]
+    with _Refusals(options.refusal_file) as refusals:
+        checks = [_check_file(path, options, terms, refusals, report) for path in paths]
     summaries = [_summary(one, refusals) for one in checks]
     if refusals.count and not options.skip and not options.dry_run:
-        raise ImportRefused(refusals.said())
+        raise ImportRefused(refusals.summary())
     if bus is None or options.dry_run:
         return summaries
     faults.point("import.checked")
@@ -149,7 +149,9 @@ def import_into(
     return summaries
 
 
-def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report) -> FileCheck:
+def _check_file(
+    path: Path, options: ImportOptions, terms: ImportTerms, refusals: _Refusals, report: Report
+) -> FileCheck:
     return check(
         path,
         options.layout,
@@ -162,8 +164,8 @@ def _checked(path: Path, options: ImportOptions, terms: ImportTerms, refusals: _
 def _send(bus: Bus, namespace: str, one: FileCheck, maker: Maker, claims: ClaimStore | None, report: Report) -> None:
     layout = one.layout()
 
-    def watch(done: int, total: int) -> None:
-        report("importing", one.path, done, total)
+    def watch(position: int, total: int) -> None:
+        report("importing", one.path, position, total)
 
     def groups() -> Iterator[list[Outgoing]]:
         for _, records in events(layout, reader(one.path), maker.group, _said_already, watch):
@@ -237,7 +239,7 @@ class _Refusals:
         """The first of a file, in words."""
         return self._first.get(path, [])
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """What an error says of them."""
         lines = [line for first in self._first.values() for line in first][:EXAMPLES]
         if self.count > len(lines):

@@ -64,8 +64,8 @@ class ImportLayout(ABC):
 
 def rest(content: Mapping[str, object], used: Collection[str]) -> str:
     """What a row says beside what became steps and rewards, as JSON: what is known of its task. Empty for nothing."""
-    others = {name: value for name, value in content.items() if name not in used}
-    return json_text(others) if others else ""
+    fields = {name: value for name, value in content.items() if name not in used}
+    return json_text(fields) if fields else ""
 
 
 def reward_of(

@@ -27,7 +27,7 @@ class _Open:
     """A conversation whose spans are not all read."""
 
     row: int
-    left: int
+    remainder: int
     size: int = 0
     spans: list[Span] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class OtlpReader(ImportLayout):
         return []
 
     def groups(self, reader: RowReader, refuse: Refuse, watch: Watch) -> Iterator[Group]:
-        names, count = self._counted(reader, watch)
+        names, count = self._count_spans(reader, watch)
         waiting: dict[str, _Open] = {}
         for row in reader.rows(refuse, lambda done, total: watch(total + done, 2 * total)):
             if not self.fits(row.content):
@@ -59,14 +59,14 @@ class OtlpReader(ImportLayout):
                     continue
                 name = names.get(span.trace, span.trace)
                 conversation = waiting.setdefault(name, _Open(row.number, count[name]))
-                conversation.left -= 1
+                conversation.remainder -= 1
                 conversation.size += size_of(span)
                 if conversation.size <= bounds.ROW_BYTES:
                     conversation.spans.append(span)
-                if conversation.left <= 0:
+                if conversation.remainder <= 0:
                     yield from self._group(waiting.pop(name), refuse)
 
-    def _counted(self, reader: RowReader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
+    def _count_spans(self, reader: RowReader, watch: Watch) -> tuple[dict[str, str], Counter[str]]:
         """(the conversation of a trace that names one, how many spans each conversation or other trace has)."""
         names: dict[str, str] = {}
         count: Counter[str] = Counter()

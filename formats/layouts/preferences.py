@@ -19,7 +19,7 @@ from millrace.formats.layouts.chat import tools_key, without_reasoning
 from millrace.formats.sample import ExportedSample, prompt_and_completion
 from millrace.schemas.json_values import JsonObject
 
-_Rewarded = tuple[float, ExportedSample, list[Message], list[Message], list[JsonObject]]
+_RewardedSample = tuple[float, ExportedSample, list[Message], list[Message], list[JsonObject]]
 
 """a reward, its sample, the prompt, the reply, the tools"""
 BEST_REWARD, WORST_REWARD = 1.0, 0.0
@@ -52,7 +52,7 @@ class PreferenceReader(ImportLayout):
         if content.get("prompt"):
             prompt = said_or_chat(content["prompt"], "prompt", "user")
         else:
-            start = sum(1 for _ in _shared(best, worst))
+            start = sum(1 for _ in _common_start(best, worst))
             prompt, best, worst = best[:start], best[start:], worst[start:]
         scores = [
             number_of(content.get(name, value), name)
@@ -103,12 +103,12 @@ class OpenAIPreferenceReader(PreferenceReader):
         return self._pair(content, prompt, (best, worst), (BEST_REWARD, WORST_REWARD), tool_list(question.get("tools")))
 
 
-def _shared(one: list[Content], other: list[Content]) -> Iterator[Content]:
+def _common_start(first: list[Content], second: list[Content]) -> Iterator[Content]:
     """The messages with which both begin."""
-    for left, right in zip(one, other, strict=False):
-        if left != right:
+    for message, counterpart in zip(first, second, strict=False):
+        if message != counterpart:
             return
-        yield left
+        yield message
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class PreferencePair:
 def pair_of(samples: Sequence[ExportedSample], refuse: RefuseSample) -> PreferencePair | None:
     """The pair of a group; None where there is none, and then every sample of it is refused. Those between the best and
     the worst are refused as `not_in_pair`."""
-    members: list[_Rewarded] = []
+    members: list[_RewardedSample] = []
     for sample in samples:
         try:
             value, (_, calls) = sample.finite_reward(), sample.only_lineage()
@@ -148,7 +148,7 @@ def pair_of(samples: Sequence[ExportedSample], refuse: RefuseSample) -> Preferen
     return None
 
 
-def _reward(one: _Rewarded) -> float:
+def _reward(one: _RewardedSample) -> float:
     return one[0]
 
 

@@ -42,11 +42,11 @@ def _chat(request: Content | Mapping[str, object], reply: Mapping[str, object]) 
     for choice in maps(reply["choices"]):
         message = choice.get("message")
         if isinstance(message, Mapping):
-            out.append(_known({**message, "role": "assistant", "finish_reason": choice.get("finish_reason")}))
-    return {INPUT: [_known(one) for one in maps(request["messages"])], OUTPUT: out}
+            out.append(_without_blanks({**message, "role": "assistant", "finish_reason": choice.get("finish_reason")}))
+    return {INPUT: [_without_blanks(one) for one in maps(request["messages"])], OUTPUT: out}
 
 
-def _known(message: Mapping[str, object]) -> Content:
+def _without_blanks(message: Mapping[str, object]) -> Content:
     """Without what says nothing."""
     return {name: value for name, value in message.items() if value not in (None, [])}
 
@@ -56,10 +56,10 @@ def _messages(request: Mapping[str, object], reply: Mapping[str, object]) -> Con
     read: list[Content] = [{"role": "system", "content": _texts(system)}] if system else []
     for one in maps(request["messages"]):
         read += _blocks(text_of(one, "role") or "user", one.get("content"))
-    said = _blocks("assistant", reply["content"])
-    if said and reply.get("stop_reason"):
-        said[0]["finish_reason"] = reply["stop_reason"]
-    return {INPUT: read, OUTPUT: said[:1]}
+    answers = _blocks("assistant", reply["content"])
+    if answers and reply.get("stop_reason"):
+        answers[0]["finish_reason"] = reply["stop_reason"]
+    return {INPUT: read, OUTPUT: answers[:1]}
 
 
 def _blocks(role: str, content: object) -> list[Content]:
@@ -79,11 +79,13 @@ def _blocks(role: str, content: object) -> list[Content]:
             case "tool_use":
                 calls.append(_call(text_of(block, "id"), text_of(block, "name"), block.get("input")))
             case "tool_result":
-                said = block.get("content")
-                results.append({"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": _texts(said)})
+                result = block.get("content")
+                results.append(
+                    {"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": _texts(result)}
+                )
             case str():
                 parts.append(dict(block))
-    out["content"] = _joined(parts)
+    out["content"] = _join_texts(parts)
     if calls:
         out["tool_calls"] = calls
     return [*results, *([out] if parts or calls or "reasoning_content" in out or not results else [])]
@@ -92,18 +94,18 @@ def _blocks(role: str, content: object) -> list[Content]:
 def _responses(request: Mapping[str, object], reply: Mapping[str, object]) -> Content:
     system = text_of(request, "instructions")
     read: list[Content] = [{"role": "system", "content": system}] if system else []
-    given = request["input"]
-    read += [{"role": "user", "content": given}] if isinstance(given, str) else _items(maps(given))
-    said = _items(maps(reply["output"]))
-    whole: Content = {"role": "assistant", "content": ""}
-    for one in said:
+    prompt = request["input"]
+    read += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else _items(maps(prompt))
+    answers = _items(maps(reply["output"]))
+    answer: Content = {"role": "assistant", "content": ""}
+    for one in answers:
         if one["role"] == "assistant":
-            whole["content"] += one["content"] if isinstance(one["content"], str) else json_text(one["content"])
+            answer["content"] += one["content"] if isinstance(one["content"], str) else json_text(one["content"])
             if "tool_calls" in one:
-                whole.setdefault("tool_calls", []).extend(one["tool_calls"])
+                answer.setdefault("tool_calls", []).extend(one["tool_calls"])
             if "reasoning_content" in one:
-                whole["reasoning_content"] = whole.get("reasoning_content", "") + one["reasoning_content"]
-    return {INPUT: read, OUTPUT: [whole] if said else []}
+                answer["reasoning_content"] = answer.get("reasoning_content", "") + one["reasoning_content"]
+    return {INPUT: read, OUTPUT: [answer] if answers else []}
 
 
 def _items(items: list[Content]) -> list[Content]:
@@ -120,7 +122,7 @@ def _items(items: list[Content]) -> list[Content]:
             case "message":
                 role = text_of(item, "role") or "user"
                 content = item.get("content")
-                text = content if isinstance(content, str) else _joined(_parts(content))
+                text = content if isinstance(content, str) else _join_texts(_parts(content))
                 if role == "assistant" and isinstance(text, str) and isinstance(reply()["content"], str):
                     reply()["content"] += text
                 else:
@@ -129,14 +131,14 @@ def _items(items: list[Content]) -> list[Content]:
                 call = _call(text_of(item, "call_id"), text_of(item, "name"), item.get("arguments", ""))
                 reply().setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                said = item.get("output")
-                text = said if isinstance(said, str) else json_text(said)
+                output = item.get("output")
+                text = output if isinstance(output, str) else json_text(output)
                 out.append({"role": "tool", "tool_call_id": text_of(item, "call_id"), "content": text})
             case "reasoning":
-                held = [*maps(item.get("content")), *maps(item.get("summary"))]
-                thought = "".join(text_of(part, "text") for part in held)
-                if thought:
-                    reply()["reasoning_content"] = reply().get("reasoning_content", "") + thought
+                thoughts = [*maps(item.get("content")), *maps(item.get("summary"))]
+                reasoning = "".join(text_of(part, "text") for part in thoughts)
+                if reasoning:
+                    reply()["reasoning_content"] = reply().get("reasoning_content", "") + reasoning
     return out
 
 
@@ -149,7 +151,7 @@ def _parts(content: object) -> list[Content]:
     ]
 
 
-def _joined(parts: list[Content]) -> str | list[Content]:
+def _join_texts(parts: list[Content]) -> str | list[Content]:
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
@@ -160,8 +162,8 @@ def _texts(content: object) -> str:
 
 
 def _call(id: str, name: str, arguments: object) -> Content:
-    written = arguments if isinstance(arguments, str) else json_text(arguments)
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": written}}
+    text = arguments if isinstance(arguments, str) else json_text(arguments)
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def _tool(tool: Content) -> Content:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 OPERATION = "gen_ai.operation.name"
 _KINDS = {"LLM": "chat", "TOOL": "execute_tool", "AGENT": "invoke_agent"}
 _ENTITIES = {"tool": "execute_tool", "agent": "invoke_agent", "workflow": "invoke_workflow"}
-_RENAMED = {
+_NEW_NAMES = {
     "llm.model_name": "gen_ai.request.model",
     "llm.provider": "gen_ai.provider.name",
     "llm.token_count.prompt": "gen_ai.usage.input_tokens",
@@ -57,87 +57,91 @@ _TOOL = re.compile(r"llm\.tools\.(\d{1,4})\.tool\.json_schema")
 
 def normal(span: Span) -> Span:
     """A span in the words of GenAI, itself where it has them, or is about something else."""
-    known = span.attributes
-    if span.log or OPERATION in known:
+    attributes = span.attributes
+    if span.log or OPERATION in attributes:
         return span
-    kind = known.get("openinference.span.kind")
+    kind = attributes.get("openinference.span.kind")
     if isinstance(kind, str):
-        return replace(span, attributes={**_inferred(known, kind.upper()), **known})
-    entity = known.get("traceloop.span.kind")
+        return replace(span, attributes={**_infer_attributes(attributes, kind.upper()), **attributes})
+    entity = attributes.get("traceloop.span.kind")
     if isinstance(entity, str) and entity in _ENTITIES:
-        return replace(span, attributes={**_entity(known, _ENTITIES[entity]), **known})
+        return replace(span, attributes={**_entity(attributes, _ENTITIES[entity]), **attributes})
     return span
 
 
-def _entity(known: Mapping[str, object], operation: str) -> Content:
+def _entity(attributes: Mapping[str, object], operation: str) -> Content:
     out: Content = {OPERATION: operation}
-    name = text_of(known, "traceloop.entity.name")
+    name = text_of(attributes, "traceloop.entity.name")
     if operation == "execute_tool":
         out["gen_ai.tool.name"] = name
-        for given, field in (("input", "arguments"), ("output", "result")):
-            if said := known.get(f"traceloop.entity.{given}"):
-                out[f"gen_ai.tool.call.{field}"] = said
+        for source, field in (("input", "arguments"), ("output", "result")):
+            if value := attributes.get(f"traceloop.entity.{source}"):
+                out[f"gen_ai.tool.call.{field}"] = value
     elif operation == "invoke_agent" and name:
         out["gen_ai.agent.name"] = name
-    if session := text_of(known, "traceloop.association.properties.session_id"):
+    if session := text_of(attributes, "traceloop.association.properties.session_id"):
         out["gen_ai.conversation.id"] = session
     return out
 
 
-def _inferred(known: Mapping[str, object], kind: str) -> Content:
-    out: Content = {new: known[old] for old, new in _RENAMED.items() if old in known}
+def _infer_attributes(attributes: Mapping[str, object], kind: str) -> Content:
+    out: Content = {
+        new_name: attributes[old_name] for old_name, new_name in _NEW_NAMES.items() if old_name in attributes
+    }
     if kind not in _KINDS:
         # A chain, a retriever, a guardrail: only whose conversation it is.
         return {name: value for name, value in out.items() if name == "gen_ai.conversation.id"}
     out[OPERATION] = _KINDS[kind]
     if kind == "TOOL":
-        for given, field in (("input.value", "arguments"), ("output.value", "result")):
-            if known.get(given) is not None:
-                out[f"gen_ai.tool.call.{field}"] = known[given]
+        for source, field in (("input.value", "arguments"), ("output.value", "result")):
+            if attributes.get(source) is not None:
+                out[f"gen_ai.tool.call.{field}"] = attributes[source]
     if kind == "LLM":
-        sampling = parse_json(known.get("llm.invocation_parameters"))
+        sampling = parse_json(attributes.get("llm.invocation_parameters"))
         if isinstance(sampling, Mapping):
-            out |= {new: sampling[old] for old, new in _SAMPLING.items() if old in sampling}
-        out |= raw_call(parse_json(known.get("input.value")), parse_json(known.get("output.value"))) or _flat(known)
+            out |= {new_name: sampling[old_name] for old_name, new_name in _SAMPLING.items() if old_name in sampling}
+        out |= raw_call(parse_json(attributes.get("input.value")), parse_json(attributes.get("output.value"))) or _flat(
+            attributes
+        )
     return out
 
 
-def _flat(known: Mapping[str, object]) -> Content:
+def _flat(attributes: Mapping[str, object]) -> Content:
     """Messages and tools out of an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"input": {}, "output": {}}
     tools: dict[int, object] = {}
-    for name, value in known.items():
-        if found := _MESSAGE.fullmatch(name):
-            sides[found[1]].setdefault(int(found[2]), {})[found[3]] = value
-        elif found := _PART.fullmatch(name):
-            parts = sides[found[1]].setdefault(int(found[2]), {}).setdefault("parts", {})
-            parts.setdefault(int(found[3]), {})[found[4]] = value
-        elif found := _CALL.fullmatch(name):
-            calls = sides[found[1]].setdefault(int(found[2]), {}).setdefault("calls", {})
-            calls.setdefault(int(found[3]), {})[found[4]] = value
-        elif found := _TOOL.fullmatch(name):
-            tools[int(found[1])] = parse_json(value)
+    for name, value in attributes.items():
+        if match := _MESSAGE.fullmatch(name):
+            sides[match[1]].setdefault(int(match[2]), {})[match[3]] = value
+        elif match := _PART.fullmatch(name):
+            parts = sides[match[1]].setdefault(int(match[2]), {}).setdefault("parts", {})
+            parts.setdefault(int(match[3]), {})[match[4]] = value
+        elif match := _CALL.fullmatch(name):
+            calls = sides[match[1]].setdefault(int(match[2]), {}).setdefault("calls", {})
+            calls.setdefault(int(match[3]), {})[match[4]] = value
+        elif match := _TOOL.fullmatch(name):
+            tools[int(match[1])] = parse_json(value)
     out: Content = {}
     for side, name in (("input", "gen_ai.input.messages"), ("output", "gen_ai.output.messages")):
         role = "user" if side == "input" else "assistant"
-        made = [_message(one, role) for one in _ordered(sides[side])]
-        if made:
-            out[name] = made
-    if tool_list := [tool for tool in _ordered(tools) if isinstance(tool, Mapping)]:
+        messages = [_message(one, role) for one in _in_order(sides[side])]
+        if messages:
+            out[name] = messages
+    if tool_list := [tool for tool in _in_order(tools) if isinstance(tool, Mapping)]:
         out["gen_ai.tool.definitions"] = tool_list
     return out
 
 
 def _message(one: Content, role: str) -> Content:
     pieces: dict[int, Content] = one.get("parts", {})
-    parts = [text_of(part, "text") for part in _ordered(pieces)]
+    parts = [text_of(part, "text") for part in _in_order(pieces)]
     content = one.get("content")
     out: Content = {"role": one.get("role") or role, "content": content if isinstance(content, str) else "".join(parts)}
     for name in ("tool_call_id", "name"):
         if one.get(name):
             out[name] = str(one[name])
-    asked: dict[int, Content] = one.get("calls", {})
-    if calls := _ordered(asked):
+    call_pieces: dict[int, Content] = one.get("calls", {})
+    if calls := _in_order(call_pieces):
         out["tool_calls"] = [
             {
                 "id": text_of(call, "id"),
@@ -151,8 +155,8 @@ def _message(one: Content, role: str) -> Content:
     return out
 
 
-def _ordered(found: Mapping[int, T]) -> list[T]:
-    return [one for _, one in sorted(found.items())]
+def _in_order(by_number: Mapping[int, T]) -> list[T]:
+    return [one for _, one in sorted(by_number.items())]
 
 
 def parse_json(value: object) -> object:

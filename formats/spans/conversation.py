@@ -22,24 +22,24 @@ Where = tuple[str, str]
 
 
 class SpanConversation:
-    """One conversation, out of its spans. passed: counts what has no place in it, by kind; ours: whether a reply with
-    this id of its provider is in the log already; beside: evaluations that name their reply."""
+    """One conversation, out of its spans. omissions: counts what has no place in it, by kind; is_ours: whether a
+    reply with this id of its provider is in the log already; beside: evaluations that name their reply."""
 
     def __init__(
         self,
-        found: Sequence[Span],
-        passed: Counter[str],
-        ours: IsOurs = lambda id: False,
+        spans: Sequence[Span],
+        omissions: Counter[str],
+        is_ours: IsOurs = lambda id: False,
         beside: Sequence[SpanEvent] = (),
     ) -> None:
-        self._passed = passed
-        self._ours = ours
+        self._omissions = omissions
+        self._is_ours = is_ours
         self._beside = beside
         self._logs: dict[Where, list[SpanEvent]] = {}
-        for one in found:
+        for one in spans:
             if one.log:
                 self._logs.setdefault(_where(one), []).extend(one.events)
-        self._spans = sorted((one for one in found if not one.log), key=lambda span: (span.start or 0, *_where(span)))
+        self._spans = sorted((one for one in spans if not one.log), key=lambda span: (span.start or 0, *_where(span)))
         self._steps: list[Step] = []
         self._asked: dict[str, str] = {}
         """tool calls of replies, by id: their tool"""
@@ -68,7 +68,7 @@ class SpanConversation:
             elif operation(span) in TOOLS:
                 self._tool(span)
             elif operation(span) not in AGENTS | CALLS:
-                self._passed[f"{operation(span)[:40]} span"] += 1
+                self._omissions[f"{operation(span)[:40]} span"] += 1
         first = self._spans[0]
         agents = [span for span in self._spans if operation(span) in AGENTS]
         return Episode(
@@ -85,125 +85,125 @@ class SpanConversation:
         """What was said in each span that is a call; agents speak where no call of theirs was recorded."""
         for kinds in (CALLS, AGENTS):
             out: dict[Where, Talk] = {}
-            seen: set[str] = set()
+            providers: set[str] = set()
             for span in self._spans:
                 if operation(span) not in kinds:
                     continue
-                said = talk(span, self._logs.get(_where(span), ()))
+                call_talk = talk(span, self._logs.get(_where(span), ()))
                 provider = text_of(span.attributes, RESPONSE)
-                if provider and self._ours(provider):
-                    self._passed["call in the log already"] += 1
+                if provider and self._is_ours(provider):
+                    self._omissions["call in the log already"] += 1
                     self.captured = True
-                elif not said.prompts or not said.replies:
+                elif not call_talk.prompts or not call_talk.replies:
                     self._pass("call without messages", int(kinds is CALLS))
-                elif provider and provider in seen:
-                    self._passed["second span of a call"] += 1
+                elif provider and provider in providers:
+                    self._omissions["second span of a call"] += 1
                 else:
-                    out[_where(span)] = said
-                    seen.add(provider)
+                    out[_where(span)] = call_talk
+                    providers.add(provider)
             if out or self.captured:
                 return out
         return {}
 
-    def _call(self, span: Span, said: Talk) -> None:
-        for one in said.prompts:
+    def _call(self, span: Span, call_talk: Talk) -> None:
+        for one in call_talk.prompts:
             call = text_of(one, "tool_call_id")
             if one["role"] == "tool" and call in self._asked and call not in self._answered:
                 self._answered.add(call)
                 self._steps.append(ToolAnswerStep(call, self._asked[call], text_content(one), at=span.start))
-        known = span.attributes
-        provider = text_of(known, RESPONSE)
+        attributes = span.attributes
+        provider = text_of(attributes, RESPONSE)
         number = len(self.spoken)
         self.spoken[_where(span)] = number
         if provider:
             self.replies.setdefault(provider, number)
-        if len(said.replies) > 1:
-            self._passed["further choice of a call"] += len(said.replies) - 1
-        reply = said.replies[0]
+        if len(call_talk.replies) > 1:
+            self._omissions["further choice of a call"] += len(call_talk.replies) - 1
+        reply = call_talk.replies[0]
         for call in reply.get("tool_calls", ()):
             self._asked[call["id"]] = call["function"]["name"]
         self._steps.append(
             ReplyStep(
-                said.prompts,
-                len(said.prompts),
+                call_talk.prompts,
+                len(call_talk.prompts),
                 reply,
-                said.tools,
+                call_talk.tools,
                 span.start,
-                model=text_of(known, "gen_ai.response.model", "gen_ai.request.model"),
-                provider=text_of(known, "gen_ai.provider.name", "gen_ai.system"),
+                model=text_of(attributes, "gen_ai.response.model", "gen_ai.request.model"),
+                provider=text_of(attributes, "gen_ai.provider.name", "gen_ai.system"),
                 response_id=provider,
-                finish=said.finish or _first(known.get("gen_ai.response.finish_reasons")),
-                prompt_tokens=tokens(known, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-                completion_tokens=tokens(known, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-                cached_tokens=tokens(known, "gen_ai.usage.cache_read.input_tokens"),
-                temperature=_share(known.get("gen_ai.request.temperature")),
-                top_p=_share(known.get("gen_ai.request.top_p")),
-                max_tokens=tokens(known, "gen_ai.request.max_tokens"),
-                latency_us=_lasted(span),
+                finish=call_talk.finish or _first(attributes.get("gen_ai.response.finish_reasons")),
+                prompt_tokens=tokens(attributes, "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+                completion_tokens=tokens(attributes, "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+                cached_tokens=tokens(attributes, "gen_ai.usage.cache_read.input_tokens"),
+                temperature=_share(attributes.get("gen_ai.request.temperature")),
+                top_p=_share(attributes.get("gen_ai.request.top_p")),
+                max_tokens=tokens(attributes, "gen_ai.request.max_tokens"),
+                latency_us=_latency(span),
                 span=_span(span),
             )
         )
 
     def _tool(self, span: Span) -> None:
-        known = span.attributes
-        call, name = text_of(known, "gen_ai.tool.call.id"), text_of(known, "gen_ai.tool.name")
+        attributes = span.attributes
+        call, name = text_of(attributes, "gen_ai.tool.call.id"), text_of(attributes, "gen_ai.tool.name")
         if not call or call not in self._asked:
             call = call or span.id
             self._steps.append(
-                ToolUseStep(call, name, _written(known.get("gen_ai.tool.call.arguments")), span.start, _span(span))
+                ToolUseStep(call, name, _text(attributes.get("gen_ai.tool.call.arguments")), span.start, _span(span))
             )
         self._answered.add(call)
-        result = _written(known.get("gen_ai.tool.call.result"))
+        result = _text(attributes.get("gen_ai.tool.call.result"))
         self._steps.append(
             ToolAnswerStep(
-                call, name, result, "error" if span.has_failed else "ok", span.end, _lasted(span), _span(span)
+                call, name, result, "error" if span.has_failed else "ok", span.end, _latency(span), _span(span)
             )
         )
 
     def _rewards(self) -> list[ClaimedReward]:
         out: list[ClaimedReward] = []
         for span in self._spans:
-            for said in (*span.events, *_in_time(self._logs.pop(_where(span), ()))):
-                out += self._judged(said, self.spoken.get(_where(span)))
-        strays = [said for found in self._logs.values() for said in found]
-        self._pass("log record of no span", sum(said.name != EVALUATION for said in strays))
-        beside = [said for said in self._beside if text_of(said.attributes, RESPONSE) in self.replies]
+            for event in (*span.events, *_in_time(self._logs.pop(_where(span), ()))):
+                out += self._claims(event, self.spoken.get(_where(span)))
+        strays = [event for events in self._logs.values() for event in events]
+        self._pass("log record of no span", sum(event.name != EVALUATION for event in strays))
+        beside = [event for event in self._beside if text_of(event.attributes, RESPONSE) in self.replies]
         self._pass("evaluation of an unknown reply", len(self._beside) - len(beside))
-        for said in _in_time([*strays, *beside]):
-            out += self._judged(said, None)
+        for event in _in_time([*strays, *beside]):
+            out += self._claims(event, None)
         return out
 
-    def _judged(self, said: SpanEvent, reply: int | None) -> list[ClaimedReward]:
+    def _claims(self, event: SpanEvent, reply: int | None) -> list[ClaimedReward]:
         """An evaluation of the reply that it names, else of `reply`; nothing for any other event."""
-        if said.name != EVALUATION:
+        if event.name != EVALUATION:
             return []
-        found = claimed_reward(said, self.replies.get(text_of(said.attributes, RESPONSE), reply))
-        self._pass("evaluation without a score", int(found is None))
-        return [] if found is None else [found]
+        claim = claimed_reward(event, self.replies.get(text_of(event.attributes, RESPONSE), reply))
+        self._pass("evaluation without a score", int(claim is None))
+        return [] if claim is None else [claim]
 
-    def _pass(self, what: str, count: int) -> None:
+    def _pass(self, kind: str, count: int) -> None:
         if count:
-            self._passed[what] += count
+            self._omissions[kind] += count
 
 
-def claimed_reward(said: SpanEvent, reply: int | None) -> ClaimedReward | None:
+def claimed_reward(event: SpanEvent, reply: int | None) -> ClaimedReward | None:
     """An evaluation as a judgement of reply number `reply`, None: of all; None for one without a score. Raises
     BadRow."""
-    known = said.attributes
-    score = known.get("gen_ai.evaluation.score.value")
+    attributes = event.attributes
+    score = attributes.get("gen_ai.evaluation.score.value")
     if score is None:
         return None
     return ClaimedReward(
         number_of(score, "gen_ai.evaluation.score.value"),
-        text_of(known, "gen_ai.evaluation.name"),
-        label=text_of(known, "gen_ai.evaluation.score.label") or None,
-        critique=text_of(known, "gen_ai.evaluation.explanation") or None,
+        text_of(attributes, "gen_ai.evaluation.name"),
+        label=text_of(attributes, "gen_ai.evaluation.score.label") or None,
+        critique=text_of(attributes, "gen_ai.evaluation.explanation") or None,
         reply=reply,
-        at=said.at,
+        at=event.at,
     )
 
 
-def _lasted(span: Span) -> int:
+def _latency(span: Span) -> int:
     return min(max(0, (span.end or 0) - (span.start or 0)), bounds.INT) if span.start and span.end else 0
 
 
@@ -219,7 +219,7 @@ def _share(value: object) -> float:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 1.0
 
 
-def _written(value: object) -> str:
+def _text(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json_text(value)
 
 
@@ -227,5 +227,5 @@ def _where(span: Span) -> Where:
     return span.trace, span.id
 
 
-def _in_time(found: Sequence[SpanEvent]) -> list[SpanEvent]:
-    return sorted(found, key=lambda said: (said.at or 0, json_text(said.attributes)))
+def _in_time(events: Sequence[SpanEvent]) -> list[SpanEvent]:
+    return sorted(events, key=lambda event: (event.at or 0, json_text(event.attributes)))

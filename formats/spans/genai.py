@@ -48,19 +48,19 @@ class Talk:
 
 def operation(span: Span) -> str:
     """What a span did: an operation of the conventions, empty for a span of something else."""
-    known = span.attributes
-    said = known.get("gen_ai.operation.name")
-    if isinstance(said, str):
-        return said
-    if "gen_ai.tool.name" in known:
+    attributes = span.attributes
+    name = attributes.get("gen_ai.operation.name")
+    if isinstance(name, str):
+        return name
+    if "gen_ai.tool.name" in attributes:
         return "execute_tool"
-    return "chat" if "gen_ai.request.model" in known or RESPONSE in known else ""
+    return "chat" if "gen_ai.request.model" in attributes or RESPONSE in attributes else ""
 
 
 def conversation_name(span: Span) -> str:
     """The conversation that a span names; empty where it names none, or one that is no name."""
-    said = text_of(span.attributes, CONVERSATION)
-    return said if len(said.encode("utf-8", "replace")) <= bounds.NAME_BYTES - len("conversation ") else ""
+    name = text_of(span.attributes, CONVERSATION)
+    return name if len(name.encode("utf-8", "replace")) <= bounds.NAME_BYTES - len("conversation ") else ""
 
 
 def matters(span: Span) -> bool:
@@ -74,23 +74,23 @@ def talk(span: Span, beside: Iterable[SpanEvent]) -> Talk:
     """The messages of a call. beside: events of log records with its id. Raises BadRow for messages that are none."""
     events = [*span.events, *beside]
     details = [one.attributes for one in events if one.name == DETAILS]
-    for known in (span.attributes, *details):
-        found = _structured(known)
-        if found.replies or found.prompts:
-            return found
-    found = _told(events)
-    return found if found.replies or found.prompts else _flat(span.attributes)
+    for attributes in (span.attributes, *details):
+        candidate = _attribute_talk(attributes)
+        if candidate.replies or candidate.prompts:
+            return candidate
+    candidate = _event_talk(events)
+    return candidate if candidate.replies or candidate.prompts else _flat(span.attributes)
 
 
-def _structured(known: Mapping[str, object]) -> Talk:
-    out = Talk(tools=_tools(known.get("gen_ai.tool.definitions")))
-    system = _given(known.get("gen_ai.system_instructions"))
+def _attribute_talk(attributes: Mapping[str, object]) -> Talk:
+    out = Talk(tools=_tools(attributes.get("gen_ai.tool.definitions")))
+    system = _parse(attributes.get("gen_ai.system_instructions"))
     if system:
         out.prompts += _message({"role": "system", "parts": [*system] if isinstance(system, list) else [system]})
     for name, to in (("gen_ai.input.messages", out.prompts), ("gen_ai.output.messages", out.replies)):
-        for one in _listed(_given(known.get(name)), name):
+        for one in _message_list(_parse(attributes.get(name)), name):
             to += _message(one)
-    finish = _listed(_given(known.get("gen_ai.output.messages")), "")
+    finish = _message_list(_parse(attributes.get("gen_ai.output.messages")), "")
     out.finish = next((str(one["finish_reason"]) for one in finish if one.get("finish_reason")), "")
     return out
 
@@ -101,8 +101,8 @@ def _message(one: Mapping[str, object]) -> list[Content]:
     role = _ROLES.get(role, role)
     parts = one.get("parts")
     if not isinstance(parts, list):
-        plain = {name: value for name, value in one.items() if name != "finish_reason"}
-        return [message({**plain, "role": role}, "a message")]
+        fields = {name: value for name, value in one.items() if name != "finish_reason"}
+        return [message({**fields, "role": role}, "a message")]
     out: Content = {"role": role}
     answers: list[Content] = []
     content: list[Content] = []
@@ -121,8 +121,8 @@ def _message(one: Mapping[str, object]) -> list[Content]:
                 function = {"name": part.get("name"), "arguments": _text(part.get("arguments"))}
                 calls.append({"id": text_of(part, "id"), "type": "function", "function": function})
             case "tool_call_response":
-                said = _text(part.get("response", part.get("result")))
-                answers.append({"role": "tool", "tool_call_id": text_of(part, "id"), "content": said})
+                answer = _text(part.get("response", part.get("result")))
+                answers.append({"role": "tool", "tool_call_id": text_of(part, "id"), "content": answer})
             case str():
                 content.append(dict(part))
             case _:
@@ -131,65 +131,69 @@ def _message(one: Mapping[str, object]) -> list[Content]:
     out["content"] = "".join(part["text"] for part in content) if texts else content
     if calls:
         out["tool_calls"] = calls
-    own = [message(out, "a message")] if content or calls or len(out) > 2 or not answers else []
-    return [*own, *answers]
+    messages = [message(out, "a message")] if content or calls or len(out) > 2 or not answers else []
+    return [*messages, *answers]
 
 
-def _told(events: Sequence[SpanEvent]) -> Talk:
+def _event_talk(events: Sequence[SpanEvent]) -> Talk:
     """Messages that are an event each."""
     out = Talk()
-    for one in sorted(events, key=lambda said: said.at or 0):
-        known = one.attributes
-        written = known.get("gen_ai.event.content")
-        if isinstance(written, str):
-            read = _given(written)
-            known = {**known, **(read if isinstance(read, dict) else {"content": written})}
+    for one in sorted(events, key=lambda event: event.at or 0):
+        attributes = one.attributes
+        text = attributes.get("gen_ai.event.content")
+        if isinstance(text, str):
+            read = _parse(text)
+            attributes = {**attributes, **(read if isinstance(read, dict) else {"content": text})}
         if one.name in _EVENTS:
-            out.prompts.append(_plain(known, _EVENTS[one.name]))
+            out.prompts.append(_openai_message(attributes, _EVENTS[one.name]))
         elif one.name == "gen_ai.choice":
-            inner = _given(known.get("message"))
-            out.replies.append(_plain(inner if isinstance(inner, dict) else known, "assistant"))
-            out.finish = out.finish or str(known.get("finish_reason") or "")
+            inner = _parse(attributes.get("message"))
+            out.replies.append(_openai_message(inner if isinstance(inner, dict) else attributes, "assistant"))
+            out.finish = out.finish or str(attributes.get("finish_reason") or "")
         elif one.name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
             side = one.name.rpartition(".")[2]
-            found = _given(known.get(f"gen_ai.{side}"))
+            content = _parse(attributes.get(f"gen_ai.{side}"))
             to, role = (out.prompts, "user") if side == "prompt" else (out.replies, "assistant")
-            to += [message(part, side) for part in found] if isinstance(found, list) else [_said(found, role)]
+            to += (
+                [message(part, side) for part in content]
+                if isinstance(content, list)
+                else [_text_message(content, role)]
+            )
     return out
 
 
-def _plain(known: Mapping[str, object], role: str) -> Content:
+def _openai_message(attributes: Mapping[str, object], role: str) -> Content:
     """A message whose fields are those of OpenAI, among attributes that are not."""
-    out: Content = {"role": known.get("role", role), "content": known.get("content") or ""}
+    out: Content = {"role": attributes.get("role", role), "content": attributes.get("content") or ""}
     if not isinstance(out["content"], str | list):
         out["content"] = json_text(out["content"])
-    if role == "tool" and known.get("id"):
-        out["tool_call_id"] = str(known["id"])
-    calls = _given(known.get("tool_calls"))
+    if role == "tool" and attributes.get("id"):
+        out["tool_call_id"] = str(attributes["id"])
+    calls = _parse(attributes.get("tool_calls"))
     if calls:
         out["tool_calls"] = calls
     return message(out, "a message")
 
 
-def _said(text: object, role: str) -> Content:
+def _text_message(text: object, role: str) -> Content:
     return {"role": role, "content": _text(text)}
 
 
-def _flat(known: Mapping[str, object]) -> Talk:
+def _flat(attributes: Mapping[str, object]) -> Talk:
     """Messages that are an attribute for each field."""
     sides: dict[str, dict[int, Content]] = {"prompt": {}, "completion": {}}
-    for name, said in known.items():
-        if found := _FLAT.fullmatch(name):
-            sides[found[1]].setdefault(int(found[2]), {})[found[3]] = said
-        elif found := _FLAT_CALL.fullmatch(name):
-            calls = sides[found[1]].setdefault(int(found[2]), {}).setdefault("calls", {})
-            calls.setdefault(int(found[3]), {})[found[4]] = said
+    for name, value in attributes.items():
+        if match := _FLAT.fullmatch(name):
+            sides[match[1]].setdefault(int(match[2]), {})[match[3]] = value
+        elif match := _FLAT_CALL.fullmatch(name):
+            calls = sides[match[1]].setdefault(int(match[2]), {}).setdefault("calls", {})
+            calls.setdefault(int(match[3]), {})[match[4]] = value
     out = Talk()
     for side, to, role in (("prompt", out.prompts, "user"), ("completion", out.replies, "assistant")):
         for _, one in sorted(sides[side].items()):
-            made: Content = {"role": one.get("role", role), "content": _text(one.get("content"))}
+            fields: Content = {"role": one.get("role", role), "content": _text(one.get("content"))}
             if one.get("tool_call_id"):
-                made["tool_call_id"] = str(one["tool_call_id"])
+                fields["tool_call_id"] = str(one["tool_call_id"])
             calls = [
                 {
                     "id": text_of(call, "id"),
@@ -197,24 +201,24 @@ def _flat(known: Mapping[str, object]) -> Talk:
                 }
                 for _, call in sorted(one.get("calls", {}).items())
             ]
-            to.append(message(made | ({"tool_calls": calls} if calls else {}), side))
+            to.append(message(fields | ({"tool_calls": calls} if calls else {}), side))
             out.finish = out.finish or (str(one.get("finish_reason") or "") if side == "completion" else "")
     return out
 
 
-def _tools(given: object) -> list[Content]:
+def _tools(definitions: object) -> list[Content]:
     """Definitions of tools in the form of OpenAI."""
-    found = _given(given)
+    entries = _parse(definitions)
     out = []
-    for one in found if isinstance(found, list) else []:
-        tool = _given(one)
+    for one in entries if isinstance(entries, list) else []:
+        tool = _parse(one)
         if isinstance(tool, dict):
-            inner = {name: said for name, said in tool.items() if name != "type"}
+            inner = {name: value for name, value in tool.items() if name != "type"}
             out.append(tool if "function" in tool else {"type": "function", "function": inner})
     return out
 
 
-def _given(value: object) -> object:
+def _parse(value: object) -> object:
     """A structured value, which may have been written as JSON."""
     if isinstance(value, str):
         try:
@@ -224,14 +228,14 @@ def _given(value: object) -> object:
     return value
 
 
-def _listed(value: object, name: str) -> list[Content]:
+def _message_list(value: object, name: str) -> list[Content]:
     if value in (None, ""):
         return []
-    given = [_given(one) for one in value] if isinstance(value, list) else [None]
-    found = [one for one in given if isinstance(one, dict)]
-    if len(found) < len(given):
+    entries = [_parse(one) for one in value] if isinstance(value, list) else [None]
+    messages = [one for one in entries if isinstance(one, dict)]
+    if len(messages) < len(entries):
         raise BadRow("bad_message", f"{name} is no list of messages: was it cut off? Raise the exporter's limit")
-    return found
+    return messages
 
 
 def _text(value: object) -> str:

@@ -53,13 +53,13 @@ def spans(content: Mapping[str, object]) -> Iterator[Span]:
             str(item.get("name", "")),
             micros(item.get("startTimeUnixNano")),
             micros(item.get("endTimeUnixNano")),
-            _failed(item.get("status")),
+            _has_failed(item.get("status")),
             attributes(item.get("attributes")),
             events,
             resource,
         )
     for resource, item in _items(content, "resourceLogs", "scopeLogs", "logRecords"):
-        yield said_beside(
+        yield log_record_span(
             _hex(item.get("traceId")),
             _hex(item.get("spanId")),
             str(item.get("eventName") or ""),
@@ -70,58 +70,60 @@ def spans(content: Mapping[str, object]) -> Iterator[Span]:
         )
 
 
-def said_beside(
-    trace: str, span: str, name: str, at: Micros | None, known: Content, body: object, resource: Content
+def log_record_span(
+    trace: str, span: str, name: str, at: Micros | None, attributes: Content, body: object, resource: Content
 ) -> Span:
     """A log record as what is said beside the span that it names; its body, where it is a map, among its
     attributes."""
-    name = name or str(known.get("event.name") or "")
-    said = SpanEvent(name, {**known, **(body if isinstance(body, dict) else {})}, at)
-    return Span(trace, span, "", name, at, at, False, known, [said], resource, log=True)
+    name = name or str(attributes.get("event.name") or "")
+    event = SpanEvent(name, {**attributes, **(body if isinstance(body, dict) else {})}, at)
+    return Span(trace, span, "", name, at, at, False, attributes, [event], resource, log=True)
 
 
-def attributes(given: object) -> Content:
+def attributes(pairs: object) -> Content:
     """A list of keys and values as a map."""
-    return {str(one["key"]): value(one.get("value")) for one in maps(given) if isinstance(one.get("key"), str)}
+    return {str(one["key"]): value(one.get("value")) for one in maps(pairs) if isinstance(one.get("key"), str)}
 
 
-def value(given: object) -> object:
+def value(any_value: object) -> object:
     """An AnyValue as a plain value; None for one of no known type."""
-    if not isinstance(given, Mapping):
+    if not isinstance(any_value, Mapping):
         return None
     for kind in ("stringValue", "boolValue", "doubleValue"):
-        if kind in given:
-            return given[kind]
-    if "intValue" in given:
+        if kind in any_value:
+            return any_value[kind]
+    if "intValue" in any_value:
         try:
-            return int(given["intValue"])
+            return int(any_value["intValue"])
         except (TypeError, ValueError):
             return None
-    if "arrayValue" in given:
-        return [value(one) for one in listed(mapping(given["arrayValue"]).get("values"))]
-    if "kvlistValue" in given:
-        return attributes(mapping(given["kvlistValue"]).get("values"))
+    if "arrayValue" in any_value:
+        return [value(one) for one in listed(mapping(any_value["arrayValue"]).get("values"))]
+    if "kvlistValue" in any_value:
+        return attributes(mapping(any_value["kvlistValue"]).get("values"))
     return None
 
 
 def _items(content: Mapping[str, object], outer: str, middle: str, inner: str) -> Iterator[tuple[Content, Content]]:
     for resource in maps(content.get(outer)):
-        known = attributes(mapping(resource.get("resource")).get("attributes"))
+        resource_attributes = attributes(mapping(resource.get("resource")).get("attributes"))
         for scope in maps(resource.get(middle)):
             for item in maps(scope.get(inner)):
-                yield known, item
+                yield resource_attributes, item
 
 
-def _event(given: Content) -> SpanEvent:
-    return SpanEvent(str(given.get("name", "")), attributes(given.get("attributes")), micros(given.get("timeUnixNano")))
+def _event(fields: Content) -> SpanEvent:
+    return SpanEvent(
+        str(fields.get("name", "")), attributes(fields.get("attributes")), micros(fields.get("timeUnixNano"))
+    )
 
 
-def _failed(status: object) -> bool:
+def _has_failed(status: object) -> bool:
     return mapping(status).get("code") in (2, "2", "STATUS_CODE_ERROR")
 
 
-def _hex(given: object) -> str:
-    return given.lower() if isinstance(given, str) and len(given) <= 64 else ""
+def _hex(text: object) -> str:
+    return text.lower() if isinstance(text, str) and len(text) <= 64 else ""
 
 
 def micros(nanos: object) -> Micros | None:
@@ -133,17 +135,17 @@ def micros(nanos: object) -> Micros | None:
     return nanos // 1000 if nanos // 1000 <= bounds.TIME else None
 
 
-def maps(given: object) -> list[Content]:
+def maps(items: object) -> list[Content]:
     """The maps of a list that is one."""
-    return [one for one in listed(given) if isinstance(one, dict)]
+    return [one for one in listed(items) if isinstance(one, dict)]
 
 
-def tokens(known: Mapping[str, object], *names: str) -> int:
+def tokens(attributes: Mapping[str, object], *names: str) -> int:
     """The first of these attributes that is a count."""
-    return next((found for name in names if (found := whole_number(known.get(name)))), 0)
+    return next((count for name in names if (count := whole_number(attributes.get(name)))), 0)
 
 
 def size_of(span: Span) -> int:
     """Bytes of what it says, as JSON."""
-    contents: list[Content] = [span.attributes, *(said.attributes for said in span.events)]
+    contents: list[Content] = [span.attributes, *(event.attributes for event in span.events)]
     return sum(len(json_text(one)) for one in contents)

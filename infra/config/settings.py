@@ -179,7 +179,7 @@ class Settings(BaseModel):
         return self.archive.root or f"{self.objects.rstrip('/')}/{self.namespace}/archive"
 
 
-def masked(settings: Settings) -> dict[str, Any]:
+def mask_values(settings: Settings) -> dict[str, Any]:
     """The settings as plain values, secrets as stars, also those inside URLs and the engine's arguments. What is not
     set is left out, since TOML has no word for it."""
     values: dict[str, Any] = _mask(settings.model_dump(mode="json"))

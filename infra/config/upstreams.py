@@ -12,7 +12,7 @@ from millrace.infra.config.base import Section
 
 Api = Annotated[str, Field(pattern=r"^[a-z]+$")]
 """the name of one; which there are the gateway knows"""
-RESERVED = "upstream_url"
+RESERVED_NAME = "upstream_url"
 """how rules name the upstream of that setting"""
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -120,7 +120,7 @@ def route_fault(upstreams: Mapping[str, GatewayUpstream], routes: Sequence[Gatew
         if route.upstream not in upstreams:
             return f"[[gateway.routes]] {at} ({route.model!r}): {_unknown(route.upstream, upstreams)}"
     for name, upstream in upstreams.items():
-        if name == RESERVED:
+        if name == RESERVED_NAME:
             return f"[gateway.upstreams.{name}] is the name of [gateway] upstream_url: choose another"
         if upstream.fallback and upstream.fallback not in upstreams:
             return f"[gateway.upstreams.{name}] fallback: {_unknown(upstream.fallback, upstreams)}"

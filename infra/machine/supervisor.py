@@ -54,14 +54,14 @@ UNSEEN = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class Program:
     """One process to keep alive. `environment` is added to what it inherits: no secrets, it is written to a file.
 
-    `again` False lets it rest once it ended by itself with code 0. Who ends before `healthy_s` did not start, and the
+    `revives` False lets it rest once it ended by itself with code 0. Who ends before `healthy_s` did not start, and the
     next try waits: less than a program needs to fail would let it run in circles."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_s: int = 15
-    again: bool = True
+    revives: bool = True
     healthy_s: int = 10
 
 
@@ -147,13 +147,13 @@ class Supervisor:
 
             self._remember(process.pid)
 
-            def ready() -> bool:
+            def is_ready() -> bool:
                 if process.poll() is not None:
                     tail = (self.folder / "output.log").read_text(errors="replace")[-1000:]
                     raise ServiceError(f"the supervisor ended with code {process.returncode}:\n{tail}")
                 return self.running()
 
-            wait_until(ready, "the supervisor", 120)
+            wait_until(is_ready, "the supervisor", 120)
             return leftover_ids
 
     def down(self, last: Collection[str] = LAST, grace_s: float = 60) -> list[int]:
@@ -296,7 +296,7 @@ class Supervisor:
         variables = {**program.environment, leftovers.ROLE: program.name}
         words = ["/usr/bin/env", *(f"{name}={value}" for name, value in sorted(variables.items())), *program.command]
         command = _escape(" ".join(map(shlex.quote, words)))
-        autorestart = "true" if program.again else "unexpected"
+        autorestart = "true" if program.revives else "unexpected"
         # Pauses between failed starts grow by a second each.
         return (
             f"[program:{program.name}]\ncommand={command}\ndirectory={_escape(str(Path.cwd()))}\n"
@@ -375,10 +375,10 @@ def _escape(text: str) -> str:
 
 
 class End(NamedTuple):
-    """One end that nobody asked for; `started`: after it had run long enough to count as started."""
+    """One end that nobody asked for; `had_started`: after it had run long enough to count as started."""
 
     at: float
-    started: bool
+    had_started: bool
 
 
 def failing(state: str, up_s: float, ends: Sequence[End], now: float) -> bool:
@@ -391,7 +391,7 @@ def failing(state: str, up_s: float, ends: Sequence[End], now: float) -> bool:
     recent = [end for end in ends if now - end.at < WINDOW_S]
     if not recent:
         return False
-    if not recent[-1].started and state != "RUNNING":
+    if not recent[-1].had_started and state != "RUNNING":
         return True
     lives = [later.at - end.at for end, later in pairwise(recent)]
     return bool(lives) and up_s < max(OUTLIVED_S, min(max(lives), WINDOW_S / 2))

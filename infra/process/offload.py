@@ -25,7 +25,7 @@ R = TypeVar("R")
 _threads = ThreadPoolExecutor(THREADS, "aside")
 
 
-async def aside(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def run_aside(size: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """`work(*args)`, in a thread where `size` (bytes that it reads or writes) is large."""
     if size < HEAVY:
         return work(*args, **kwargs)

@@ -37,11 +37,11 @@ class ReplayedTurn:
 
     def differences(self) -> list[tuple[str, object, object]]:
         """(field, as recorded, as folded) of the turn's own figures that differ."""
-        turn, folded = self.turn, self.folded
+        turn, turn_now = self.turn, self.folded
         rows = (
-            ("now", turn["now"], folded.now),
-            ("ranges", turn["ranges"], folded.ranges),
-            ("duplicates", turn["duplicates"], folded.duplicates),
+            ("now", turn["now"], turn_now.now),
+            ("ranges", turn["ranges"], turn_now.ranges),
+            ("duplicates", turn["duplicates"], turn_now.duplicates),
         )
         return [(field, was, now) for field, was, now in rows if was != now]
 

@@ -35,7 +35,7 @@ class RunnerHooks(Protocol):
     def turn(self, report: TurnReport) -> None:
         """A turn was committed."""
 
-    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, record_count: int) -> None:
         """A slot was fenced and restored from that many changelog records."""
 
     def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
@@ -51,7 +51,7 @@ class NoHooks:
     def turn(self, report: TurnReport) -> None:
         """Ignored."""
 
-    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
+    def on_open(self, stage: str, slot: int, seconds: float, record_count: int) -> None:
         """Ignored."""
 
     def on_drop(self, stage: str, slot: int, reason: Exception) -> None:

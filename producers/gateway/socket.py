@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 from millrace.dialects import shape
 from millrace.dialects.base import Dialect
 from millrace.dialects.errors import ApiError, bad_request
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.http.admission import Intake
 from millrace.producers.gateway.http.callers import Caller
@@ -159,7 +159,7 @@ class _Socket:
             if intake.held > intake.options.max_bodies_bytes:
                 message = f"The gateway holds {intake.options.max_bodies_bytes} bytes of requests: try again"
                 raise ApiError(503, message, type="server_error", code="busy", retry_after_s=1)
-            body = await aside(len(frame), request_of, frame)
+            body = await run_aside(len(frame), request_of, frame)
             async with aclosing(sockets.answer(self._caller, self._headers, body)) as events:
                 async for data in _data(events):
                     await self._say(data)

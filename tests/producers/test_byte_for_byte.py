@@ -36,7 +36,7 @@ from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.stage import Seal
 from millrace.testing.world import CALM, World
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from tests.support import gateway_world, tool_model
 from tests.support.engines import LightEngine, control_of
 from tests.support.feed import feed
@@ -396,12 +396,12 @@ def _sealed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _trained(
     folder: Path, model: Path, trajectories: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> list[Packed]:
+) -> list[MicroBatch]:
     """What the learner gives to its backend for the step that trains them, from version 1."""
-    steps: list[list[Packed]] = []
+    steps: list[list[MicroBatch]] = []
     step = TorchBackend.step
 
-    def watched(self: TorchBackend, micros: list[Packed], *rest: Any) -> Any:
+    def watched(self: TorchBackend, micros: list[MicroBatch], *rest: Any) -> Any:
         steps.append(list(micros))
         return step(self, micros, *rest)
 
@@ -426,7 +426,7 @@ def _trained(
     return steps[-1]
 
 
-def _check(micros: list[Packed], proxy: Proxy, ids: list[str]) -> None:
+def _check(micros: list[MicroBatch], proxy: Proxy, ids: list[str]) -> None:
     """The tensors of the step hold what the proxy saw, of all episodes (trajectory `ids`), and nothing else."""
     (packed,) = micros
     assert sorted(member.trajectory for member in packed.members) == sorted(ids)

@@ -18,7 +18,7 @@ from millrace.trainers.backends.megatron.config import architecture
 from millrace.trainers.backends.models import rows
 from millrace.trainers.backends.models.build import SCORE, build, read_config, with_scalar_head
 from millrace.trainers.backends.models.forward import ForwardPass
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
 from millrace.trainers.weights import checkpoint
@@ -133,7 +133,7 @@ def samples(count: int = 4, seed: int = 0) -> list[Sample]:
     return made
 
 
-def plain_logprobs(state: State, batch: Packed) -> torch.Tensor:
+def plain_logprobs(state: State, batch: MicroBatch) -> torch.Tensor:
     """float32[M] of plain `transformers`, eager, each sample alone."""
     config = read_config(json.loads(state.assets["config.json"]))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
@@ -149,7 +149,7 @@ def plain_logprobs(state: State, batch: Packed) -> torch.Tensor:
     return torch.cat(found)
 
 
-def plain_values(state: State, batch: Packed) -> torch.Tensor:
+def plain_values(state: State, batch: MicroBatch) -> torch.Tensor:
     """float32[T] of plain `transformers`' token classifier, eager, each sample alone."""
     config = read_config(json.loads(state.assets["config.json"]))
     config.num_labels = 1
@@ -202,7 +202,7 @@ def judge(kind: str, directory: Path) -> Verdict:
         gaps.append(gap)
         return ROWS if model is not None and rows.has_rows(model) else RIGHT
 
-    def torch_of(batch: Packed) -> Any:
+    def torch_of(batch: MicroBatch) -> Any:
         def compute() -> tuple[Any, float]:
             model = build(state.assets, state.weights).eval()
             with torch.no_grad():

@@ -14,7 +14,7 @@ from millrace.trainers.backends.models.stages import name_of
 from millrace.trainers.backends.parallel import context as cp
 from millrace.trainers.backends.parallel import pipeline as pp
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.weights.state import State
 
 Outcome = tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
@@ -29,14 +29,16 @@ def _outcome(run: ForwardPass | cp.ContextPass) -> tuple[torch.Tensor, torch.Ten
     return logprobs.detach(), entropy, squares.detach()
 
 
-def pass_alone(state: State, batch: Packed) -> Outcome:
+def pass_alone(state: State, batch: MicroBatch) -> Outcome:
     """In one process."""
     model = build(state.assets, state.weights)
     found = _outcome(ForwardPass(model, batch, model))
     return (*found, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
 
-def pass_together(backend: TorchBackend, rank: int, world: int, store: Store, state: State, batch: Packed) -> Outcome:
+def pass_together(
+    backend: TorchBackend, rank: int, world: int, store: Store, state: State, batch: MicroBatch
+) -> Outcome:
     """The same, its positions over all ranks."""
     backend.form(rank, world, store, 30.0)
     model = build(state.assets, state.weights)
@@ -57,7 +59,7 @@ Losses = tuple[list[float], list[torch.Tensor], dict[str, torch.Tensor]]
 """Loss of each micro-batch, their log-probabilities, and gradients by name in the whole model."""
 
 
-def micros_alone(state: State, batches: Sequence[Packed]) -> Losses:
+def micros_alone(state: State, batches: Sequence[MicroBatch]) -> Losses:
     """Negative log-likelihoods of micro-batches, their gradients added up, in one process."""
     model = build(state.assets, state.weights)
     losses, logprobs = [], []
@@ -70,7 +72,13 @@ def micros_alone(state: State, batches: Sequence[Packed]) -> Losses:
 
 
 def micros_piped(
-    backend: TorchBackend, rank: int, world: int, store: Store, state: State, batches: Sequence[Packed], schedule: str
+    backend: TorchBackend,
+    rank: int,
+    world: int,
+    store: Store,
+    state: State,
+    batches: Sequence[MicroBatch],
+    schedule: str,
 ) -> Losses:
     """The same on a pipeline of all ranks: what this rank knows of it."""
     backend.form(rank, world, store, 30.0)

@@ -19,7 +19,7 @@ from millrace.trainers.algorithms.registry import algorithm, names, policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, BadSample
 from millrace.trainers.learning import Report, Schedule, Trainer
@@ -70,7 +70,7 @@ class FormerGrpo(TokenAlgorithm):
                 out[sample]["proximal"] = scores["proximal"][sample]
         return out
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         old, weight = batch.behaviour, torch.ones_like(batch.behaviour)
         if self.decoupled:
             old = batch.column("proximal")

@@ -100,13 +100,13 @@ def test_what_a_missing_part_means() -> None:
     scores = {**one, unscored: np.array([np.nan], np.float32)}
     samples = [unscored, unknown, more, known]
     group = known.group
-    assert rewards.scored(samples, scores) == {(group, "a"): 4.0, (group, "b"): 1.0}
-    both = rewards.mixed(samples, scores, recorded_coef=0.5, reward_model_coef=2.0)
+    assert rewards.model_scores(samples, scores) == {(group, "a"): 4.0, (group, "b"): 1.0}
+    both = rewards.mix_rewards(samples, scores, recorded_coef=0.5, reward_model_coef=2.0)
     assert both == {(group, "a"): 8.5}
-    alone = rewards.mixed(samples, scores, recorded_coef=0.0, reward_model_coef=2.0)
+    alone = rewards.mix_rewards(samples, scores, recorded_coef=0.0, reward_model_coef=2.0)
     assert alone == {(group, "a"): 8.0, (group, "b"): 2.0}
     nothing = np.zeros(0, np.float32)
-    assert rewards.scored([known, more], {known: nothing, more: nothing}) == {}
+    assert rewards.model_scores([known, more], {known: nothing, more: nothing}) == {}
 
 
 def test_a_score_that_is_no_number_takes_no_part() -> None:
@@ -183,4 +183,4 @@ def test_knobs_that_contradict_are_refused(knobs: dict[str, Any], message: str) 
 def test_the_mean_is_exact() -> None:
     samples = [sample(str(i), None) for i in range(3)]
     scores = {s: np.array([v], np.float32) for s, v in zip(samples, (1e8, 1.0, -1e8), strict=True)}
-    assert math.fsum(rewards.scored(samples, scores).values()) == 1.0
+    assert math.fsum(rewards.model_scores(samples, scores).values()) == 1.0

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 AGGREGATIONS = ("token", "sequence", "constant")
@@ -26,17 +26,17 @@ def token_sum(losses: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
     return torch.where(keep > 0, losses * keep, 0.0).sum()
 
 
-def sample_sums(values: torch.Tensor, batch: Packed) -> torch.Tensor:
+def sample_sums(values: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """float[M] -> float[S]."""
     return values.new_zeros(batch.samples).index_add(0, batch.owners, values)
 
 
-def sample_means(values: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+def sample_means(values: torch.Tensor, keep: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """float[M] -> float[S]: means over the tokens that are kept, 0 for a sample that keeps none."""
     return sample_sums(torch.where(keep > 0, values, 0.0), batch) / sample_sums(keep.to(values), batch).clamp(min=1)
 
 
-def aggregate(kind: str, losses: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+def aggregate(kind: str, losses: torch.Tensor, keep: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """What this micro-batch adds to the numerator."""
     if kind == "sequence":
         sizes = sample_sums(torch.ones_like(keep), batch)
@@ -44,7 +44,7 @@ def aggregate(kind: str, losses: torch.Tensor, keep: torch.Tensor, batch: Packed
     return token_sum(losses, keep)
 
 
-def count(kind: str, limit: int, batch: Packed) -> float:
+def count(kind: str, limit: int, batch: MicroBatch) -> float:
     """What this micro-batch adds to the denominator."""
     match kind:
         case "sequence":

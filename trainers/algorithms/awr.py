@@ -22,8 +22,8 @@ from millrace.trainers.algorithms.aggregation import token_sum
 from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.masks import fresh
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.rewards import Earned, recorded
-from millrace.trainers.batches.packing import KEEP, Packed
+from millrace.trainers.algorithms.rewards import RewardTable, recorded_rewards
+from millrace.trainers.batches.packing import KEEP, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
@@ -48,7 +48,7 @@ class Awr(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        weights = self._weights(recorded(samples))
+        weights = self._weights(recorded_rewards(samples))
         out: Weights = {}
         for sample in samples:
             weight = weights.get((sample.group, sample.trajectory))
@@ -56,7 +56,7 @@ class Awr(TokenAlgorithm):
             out[sample] = {KEEP: keep, WEIGHT: np.full(len(keep), weight or 0.0, np.float32)}
         return out
 
-    def _weights(self, by_trajectory: Earned) -> Earned:
+    def _weights(self, by_trajectory: RewardTable) -> RewardTable:
         """w by group and trajectory, from the rewards."""
         groups: dict[str, list[float]] = {}
         for (group, _), reward in by_trajectory.items():
@@ -68,7 +68,7 @@ class Awr(TokenAlgorithm):
             for (group, name), reward in by_trajectory.items()
         }
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         weight = batch.column(WEIGHT)
         is_clipped = weight >= self.weight_clip * (1 - 1e-6)
         sums = {

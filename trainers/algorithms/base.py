@@ -15,8 +15,8 @@ from typing import Protocol, TypeAlias
 import torch
 
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.rewards import Earned, recorded
-from millrace.trainers.batches.packing import REFERENCE, REWARD_MODEL, TEACHER, Floats, Packed
+from millrace.trainers.algorithms.rewards import RewardTable, recorded_rewards
+from millrace.trainers.batches.packing import REFERENCE, REWARD_MODEL, TEACHER, Floats, MicroBatch
 from millrace.trainers.batches.sample import Sample
 
 Sums = Mapping[str, torch.Tensor]
@@ -31,7 +31,7 @@ class Run(Protocol):
     """One forward pass of a micro-batch, as a backend offers it; gradients flow through it."""
 
     @property
-    def batch(self) -> Packed:
+    def batch(self) -> MicroBatch:
         """The micro-batch, on the device."""
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,9 +97,9 @@ class Algorithm(ABC):
         """The samples that are trained at all. The others are counted nowhere."""
         return list(samples)
 
-    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> RewardTable:
         """The reward that each trajectory is trained with, where it has one."""
-        return recorded(samples)
+        return recorded_rewards(samples)
 
     @abstractmethod
     def weigh(
@@ -112,7 +112,7 @@ class Algorithm(ABC):
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
         """The summed loss of a micro-batch, with gradient, and the sums to report."""
 
-    def count(self, batch: Packed) -> float:
+    def count(self, batch: MicroBatch) -> float:
         """What `batch` adds to the loss's denominator."""
         return float(batch.trainable)
 
@@ -121,7 +121,7 @@ class TokenAlgorithm(Algorithm):
     """An algorithm that sees log-probabilities of the sampled tokens only."""
 
     @abstractmethod
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         """float32[M] log-probabilities (with gradient) and entropies (without) of `batch` -> summed loss and sums to
         report."""
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.algorithms.pairs import complete, group_sums, pair_weights
-from millrace.trainers.batches.packing import REFERENCE, SIDE, Packed
+from millrace.trainers.batches.packing import REFERENCE, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
@@ -59,7 +59,7 @@ class Dpo(TokenAlgorithm):
             columns[REFERENCE] = scores[REFERENCE][sample]
         return weights
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         side, pairs = batch.column(SIDE), complete(batch)
         gap = torch.where(side != 0, logprobs - batch.column(REFERENCE), 0.0)
         chosen, rejected = (group_sums(gap * (side == sign), batch) for sign in (1, -1))
@@ -82,5 +82,5 @@ class Dpo(TokenAlgorithm):
             }
         return losses[pairs].sum(), sums
 
-    def count(self, batch: Packed) -> float:
+    def count(self, batch: MicroBatch) -> float:
         return float(complete(batch).sum())

@@ -36,11 +36,11 @@ def second_moment(
 ) -> NDArray[np.bool_]:
     """float32[M], float32[M], bool[M] -> those of `keep` that stay, bool[M]."""
     moments = ((behaviour.astype(np.float64) - proximal.astype(np.float64)) ** 2).astype(np.float32)
-    first, smallest = first_dropped(moments[keep], threshold, reduce)
+    first, smallest = drop_limit(moments[keep], threshold, reduce)
     return np.asarray(keep & ((moments < first) | (moments == first if smallest else False)))
 
 
-def first_dropped(moments: NDArray[np.float32], threshold: float, reduce: Reduce = alone) -> tuple[np.float32, bool]:
+def drop_limit(moments: NDArray[np.float32], threshold: float, reduce: Reduce = alone) -> tuple[np.float32, bool]:
     """The smallest value v with mean(those <= v) >= threshold over all ranks, infinity when there is none; and whether
     it is the smallest of all.
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from millrace.trainers.errors import BadConfiguration
 
-RENAMED = {
+NEW_NAMES = {
     "ppo_n_minibatches": "minibatches",
     "eps_clip": "clip_low",
     "eps_clip_higher": "clip_high",
@@ -113,4 +113,4 @@ def _translations(name: str, value: object) -> list[tuple[str, object]]:
     if name in SWITCHES and isinstance(value, bool):
         sets, knob, setting = SWITCHES[name]
         return [(knob, setting)] if value is sets else []
-    return [(RENAMED.get(name, name), value)]
+    return [(NEW_NAMES.get(name, name), value)]

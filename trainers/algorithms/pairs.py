@@ -18,7 +18,7 @@ import torch
 
 from millrace.trainers.algorithms.base import Weights
 from millrace.trainers.algorithms.masks import fresh
-from millrace.trainers.batches.packing import KEEP, SIDE, Packed
+from millrace.trainers.batches.packing import KEEP, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
@@ -54,13 +54,13 @@ def _sides(trajectories: dict[str, list[Sample]], oldest: int | None) -> dict[st
     return {name: 1.0 if name == best else -1.0 for name in marks}
 
 
-def group_sums(values: torch.Tensor, batch: Packed) -> torch.Tensor:
+def group_sums(values: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """float[M] -> float64, one a group of the micro-batch."""
     groups = int(batch.groups.max()) + 1 if batch.samples else 0
     owners = batch.groups[batch.owners]
     return values.new_zeros(groups, dtype=torch.float64).index_add(0, owners, values.double())
 
 
-def complete(batch: Packed) -> torch.Tensor:
+def complete(batch: MicroBatch) -> torch.Tensor:
     """bool, one a group of the micro-batch: whether it is a pair."""
     return group_sums(batch.column(SIDE).abs(), batch) > 0

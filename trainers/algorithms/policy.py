@@ -31,7 +31,7 @@ from millrace.trainers.algorithms.masks import fresh, second_moment
 from millrace.trainers.algorithms.normalisation import Reduce, alone, normalise
 from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
 from millrace.trainers.algorithms.repair import clamp_marks, repair
-from millrace.trainers.algorithms.rewards import Earned, mixed, recorded
+from millrace.trainers.algorithms.rewards import RewardTable, mix_rewards, recorded_rewards
 from millrace.trainers.algorithms.value_loss import ValueLoss
 from millrace.trainers.batches.packing import (
     ADVANTAGES,
@@ -42,7 +42,7 @@ from millrace.trainers.batches.packing import (
     REWARD_MODEL,
     TEACHER,
     VALUES,
-    Packed,
+    MicroBatch,
 )
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
@@ -148,16 +148,16 @@ class PolicyGradient(TokenAlgorithm):
                 columns[name] = _role_scores(score_table, name, in_order)
         return _by_sample(in_order, lengths, columns)
 
-    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> Earned:
+    def trained_rewards(self, samples: Sequence[Sample], scores: Scores) -> RewardTable:
         k = self.knobs
         if k.reward_model_coef == 0:
-            return recorded(samples)
+            return recorded_rewards(samples)
         if REWARD_MODEL not in scores:
             raise BadConfiguration("this algorithm needs a reward model's scores; score the batch before it is weighed")
         coefs = {"recorded_coef": k.recorded_coef, "reward_model_coef": k.reward_model_coef}
-        return mixed(samples, scores[REWARD_MODEL], **coefs)
+        return mix_rewards(samples, scores[REWARD_MODEL], **coefs)
 
-    def _outcomes(self, in_order: Sequence[Sample], reward_table: Earned, reduce: Reduce) -> adv.F64:
+    def _outcomes(self, in_order: Sequence[Sample], reward_table: RewardTable, reduce: Reduce) -> adv.F64:
         """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
         k = self.knobs
         trajectories = sorted(reward_table)
@@ -209,7 +209,7 @@ class PolicyGradient(TokenAlgorithm):
 
     # ---- in the step
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         k, keep = self.knobs, batch.keep
         old_logprobs = self._old_logprobs(logprobs, batch)
         # What is masked must not reach an exponential: its gradient would be 0 times infinity.
@@ -264,16 +264,16 @@ class PolicyGradient(TokenAlgorithm):
                     )
         return loss, sums
 
-    def count(self, batch: Packed) -> float:
+    def count(self, batch: MicroBatch) -> float:
         return count(self.knobs.aggregation, self.knobs.max_new_tokens, batch)
 
-    def _old_logprobs(self, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
+    def _old_logprobs(self, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         k = self.knobs
         if k.needs_proximal:
             return batch.column(PROXIMAL)
         return self._approximate(k.proximal, logprobs, batch) if k.decoupled else batch.behaviour
 
-    def _approximate(self, kind: str, logprobs: torch.Tensor, batch: Packed) -> torch.Tensor:
+    def _approximate(self, kind: str, logprobs: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         start = batch.v_prox - self.knobs.proximal_lag
         return proximal.approximate(
             kind, logprobs, batch.behaviour, batch.versions, v_prox=start, v_theta=batch.v_theta

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from millrace.trainers.algorithms.aggregation import sample_means
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 
 Objective: TypeAlias = Literal["clip", "sapo", "cispo"]
 OBJECTIVES = ("clip", "sapo", "cispo")
@@ -52,11 +52,11 @@ def cispo(
     return -ratio.detach().clamp(1.0 - low, 1.0 + high) * advantages * logprobs
 
 
-def sequence_ratio(log_ratio: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+def sequence_ratio(log_ratio: torch.Tensor, keep: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """The geometric mean of a sample's ratios at each of its tokens, float[M]."""
     return torch.exp(sample_means(log_ratio, keep, batch))[batch.owners]
 
 
-def sequence_advantages(advantages: torch.Tensor, keep: torch.Tensor, batch: Packed) -> torch.Tensor:
+def sequence_advantages(advantages: torch.Tensor, keep: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
     """The mean of a sample's advantages at each of its tokens, float[M]."""
     return sample_means(advantages, keep, batch)[batch.owners]

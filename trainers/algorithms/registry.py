@@ -12,7 +12,7 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.dpo import Dpo
 from millrace.trainers.algorithms.knobs import Knobs
-from millrace.trainers.algorithms.names import RENAMED, check_switches, translate
+from millrace.trainers.algorithms.names import NEW_NAMES, check_switches, translate
 from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import ALIASES, PRESETS
@@ -73,7 +73,7 @@ def policy(name: str, **knobs: object) -> PolicyGradient:
     """One of the policy-gradient family."""
     options = {field.name for field in fields(Knobs)}
     overrides = translate(knobs)
-    _check_names(name, overrides, options | RENAMED.keys())
+    _check_names(name, overrides, options | NEW_NAMES.keys())
     values = {**PRESETS[name].knobs, **{knob: _value(knob, v) for knob, v in overrides.items()}}
     check_switches(name, knobs, values)
     return PolicyGradient(Knobs(**values), name)

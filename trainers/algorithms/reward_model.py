@@ -20,7 +20,7 @@ from millrace.trainers.algorithms.aggregation import sample_sums
 from millrace.trainers.algorithms.base import Algorithm, Run, Scores, Sums, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.algorithms.pairs import complete, pair_weights
-from millrace.trainers.batches.packing import SIDE, Packed
+from millrace.trainers.batches.packing import SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
@@ -47,11 +47,11 @@ class RewardModel(Algorithm):
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
         return bradley_terry(run.values()[run.batch.ends], run.batch)
 
-    def count(self, batch: Packed) -> float:
+    def count(self, batch: MicroBatch) -> float:
         return float(complete(batch).sum())
 
 
-def bradley_terry(scores: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+def bradley_terry(scores: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
     """float32[S] scores of the samples -> summed loss over the pairs, and sums. A trajectory of several lineages
     scores as their mean."""
     pairs = complete(batch)

@@ -15,16 +15,16 @@ from typing import TypeAlias
 from millrace.trainers.batches.packing import Floats
 from millrace.trainers.batches.sample import Sample
 
-Earned: TypeAlias = dict[tuple[str, str], float]
+RewardTable: TypeAlias = dict[tuple[str, str], float]
 """(group, trajectory) -> reward, of those that have one."""
 
 
-def recorded(samples: Sequence[Sample]) -> Earned:
+def recorded_rewards(samples: Sequence[Sample]) -> RewardTable:
     """The rewards that came with the samples."""
     return {(s.group, s.trajectory): s.reward for s in reversed(samples) if s.reward is not None}
 
 
-def scored(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> Earned:
+def model_scores(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> RewardTable:
     """scores: float32[1] of each sample, float32[0] of one that nobody scored, since no token of it trains."""
     marks: dict[tuple[str, str], list[float]] = {}
     for sample in sorted(samples, key=lambda s: s.lineage):
@@ -33,14 +33,14 @@ def scored(samples: Sequence[Sample], scores: Mapping[Sample, Floats]) -> Earned
     return {key: mean for key, mean in means.items() if math.isfinite(mean)}
 
 
-def mixed(
+def mix_rewards(
     samples: Sequence[Sample], scores: Mapping[Sample, Floats], *, recorded_coef: float, reward_model_coef: float
-) -> Earned:
+) -> RewardTable:
     """Recorded rewards and a reward model's scores, weighed."""
-    marks = scored(samples, scores)
+    marks = model_scores(samples, scores)
     if recorded_coef == 0:
         return {key: reward_model_coef * mark for key, mark in marks.items()}
-    rewards = recorded(samples)
+    rewards = recorded_rewards(samples)
     return {
         key: recorded_coef * rewards[key] + reward_model_coef * mark for key, mark in marks.items() if key in rewards
     }

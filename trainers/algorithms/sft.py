@@ -17,7 +17,7 @@ from millrace.trainers.algorithms.aggregation import token_sum
 from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.masks import fresh
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.batches.packing import KEEP, Packed
+from millrace.trainers.batches.packing import KEEP, MicroBatch
 from millrace.trainers.batches.sample import Sample
 
 
@@ -35,6 +35,6 @@ class Sft(TokenAlgorithm):
     ) -> Weights:
         return {sample: {KEEP: fresh(sample, oldest).astype(np.float32)} for sample in samples}
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         sums = {"kept": batch.keep.sum(), "entropy": token_sum(entropy, batch.keep)}
         return token_sum(-logprobs, batch.keep), sums

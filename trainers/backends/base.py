@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import Store
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.layout import ACTOR, CRITIC, Layout
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.weights.state import State
 
@@ -111,16 +111,16 @@ class Backend(ABC):
         collective."""
 
     @abstractmethod
-    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[MicroBatch], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         """Log-probabilities float32[M] of the labels of each micro-batch under a role's weights as they are."""
 
     @abstractmethod
-    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[MicroBatch], role: str = CRITIC) -> list[torch.Tensor]:
         """What the scalar head of a role says after each packed token, float32[T]."""
 
     @abstractmethod
     def step(
-        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+        self, micros: Sequence[MicroBatch], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         """One optimizer step of a role on a minibatch, of which `micros` are this rank's cell's. `denominator`: over
         all cells."""

@@ -34,11 +34,11 @@ from millrace.trainers.backends.group import check
 from millrace.trainers.backends.layout import ACTOR, CRITIC, Allocation, Layout
 from millrace.trainers.backends.places import backend_role, by_cell, format_places, places_of
 from millrace.trainers.batches import wire
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.weights.state import State
 
-Compute = Callable[[Sequence[Packed]], list[torch.Tensor]]
+Compute = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -184,18 +184,18 @@ class RolesBackend(Backend):
 
     # ---- the step
 
-    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[MicroBatch], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         inner = backend_role(self._at, role)
         sizes = [micro.trainable for micro in micros]
         return self._ask_role(role, micros, lambda share: self._inner.score(share, temperature, inner), sizes)
 
-    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[MicroBatch], role: str = CRITIC) -> list[torch.Tensor]:
         inner = backend_role(self._at, role)
         sizes = [micro.tokens.shape[1] for micro in micros]
         return self._ask_role(role, micros, lambda share: self._inner.values(share, inner), sizes)
 
     def _ask_role(
-        self, role: str, micros: Sequence[Packed], compute: Compute, sizes: Sequence[int]
+        self, role: str, micros: Sequence[MicroBatch], compute: Compute, sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         """What a role computes of the actor's micro-batches; nothing, on ranks that serve."""
         blanks = [torch.zeros(0) for _ in micros]
@@ -210,10 +210,10 @@ class RolesBackend(Backend):
         return blanks
 
     def step(
-        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+        self, micros: Sequence[MicroBatch], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         place = self._where(role)
-        share: Sequence[Packed] = micros
+        share: Sequence[MicroBatch] = micros
         if place > 0:
             if self.acts:
                 self._send(micros, place)
@@ -242,7 +242,7 @@ class RolesBackend(Backend):
 
     # ---- between places
 
-    def _send(self, micros: Sequence[Packed], place: int) -> None:
+    def _send(self, micros: Sequence[MicroBatch], place: int) -> None:
         if self.rank not in self._places[0].leaders:
             return
         shares = self._places[place].shares(self.data_rank, len(micros))
@@ -251,10 +251,10 @@ class RolesBackend(Backend):
             for to in ranks if share else ():
                 self._over.send(tensors, to)
 
-    def _receive_micros(self, count: int) -> list[Packed]:
+    def _receive_micros(self, count: int) -> list[MicroBatch]:
         """This cell's micro-batches, as many as every cell's of this place."""
         index = self._inner.data_rank
-        micros: list[Packed] = []
+        micros: list[MicroBatch] = []
         for cell, leader in enumerate(self._places[0].leaders):
             if self._places[self._at].shares(cell, count)[index]:
                 tensors = self._over.receive(leader)

@@ -58,7 +58,7 @@ def packed_attention(
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, T, D] -> [1, T, H, D]. Tokens see their own sample's past alone.
-    paths: see `Packed`. softcap: bound of the scores. s_aux [H]: a sink for each head. BadConfiguration for what a
+    paths: see `MicroBatch`. softcap: bound of the scores. s_aux [H]: a sink for each head. BadConfiguration for what a
     layer asks beyond that."""
     _refuse_more(module, rest)
     for calls in _counters:

@@ -51,7 +51,7 @@ class SampleRun:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class MicroBatch:
     """T packed tokens of S samples, of which M predict a trainable token.
 
     tokens, positions int64[1, T]; at, labels int64[M]; behaviour float32[M]; versions int64[M]; owners int64[M], which
@@ -114,11 +114,11 @@ class Packed:
         """float32[M], 1 where a token pulls."""
         return self.column(KEEP)
 
-    def attach(self, **columns: torch.Tensor) -> Packed:
+    def attach(self, **columns: torch.Tensor) -> MicroBatch:
         """The same micro-batch with more columns, each float32[M]."""
         return replace(self, columns={**self.columns, **columns})
 
-    def attach_samples(self, of: Mapping[Sample, Mapping[str, Floats]]) -> Packed:
+    def attach_samples(self, of: Mapping[Sample, Mapping[str, Floats]]) -> MicroBatch:
         """The same with the columns that each of its samples has, float32 over the sample's trainable tokens."""
         names = dict.fromkeys(name for member in self.members for name in of[member])
         rows = {name: np.concatenate([of[member][name] for member in self.members]) for name in names}
@@ -129,7 +129,7 @@ class Packed:
         bounds = np.cumsum([member.trainable for member in self.members])[:-1]
         return dict(zip(self.members, np.split(column.numpy(), bounds), strict=True)) if self.members else {}
 
-    def to(self, device: torch.device) -> Packed:
+    def to(self, device: torch.device) -> MicroBatch:
         """The same micro-batch on `device`."""
         tensors = {name: getattr(self, name).to(device) for name in _TENSORS}
         paths = None if self.paths is None else self.paths.to(device)
@@ -195,7 +195,7 @@ def _canonical(sample: Sample) -> tuple[int, int, str, int]:
     return sample.length, sample.seq, sample.trajectory, sample.lineage
 
 
-def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
+def pack(samples: Sequence[Sample], *, share: bool = False) -> MicroBatch:
     """One micro-batch of `samples`, which may be empty: then one idle token that trains nothing keeps collectives
     aligned. share: beginnings that samples have in common lie in it once."""
     in_order = sorted(samples, key=_canonical)
@@ -215,7 +215,7 @@ def pack(samples: Sequence[Sample], *, share: bool = False) -> Packed:
     def column(of: str) -> NDArray[np.float32]:
         return np.concatenate([getattr(sample, of)[mask] for sample, mask in zip(in_order, masks, strict=True)])
 
-    return Packed(
+    return MicroBatch(
         members=tuple(in_order),
         tokens=torch.from_numpy(tokens)[None],
         positions=torch.from_numpy(positions)[None],
@@ -266,9 +266,9 @@ def _runs(shapes: Sequence[tuple[int, int]]) -> list[SampleRun]:
     return runs
 
 
-def _idle() -> Packed:
+def _idle() -> MicroBatch:
     zero, no_tokens = torch.zeros((1, 1), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-    return Packed(
+    return MicroBatch(
         (),
         zero,
         zero.clone(),

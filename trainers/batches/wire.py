@@ -21,7 +21,7 @@ from millrace.trainers.batches.packing import (
     SIDE,
     TEACHER,
     VALUES,
-    Packed,
+    MicroBatch,
     pack,
 )
 from millrace.trainers.batches.sample import Sample
@@ -31,7 +31,7 @@ TENSORS = 7
 """of a micro-batch"""
 
 
-def encode(micro: Packed) -> list[torch.Tensor]:
+def encode(micro: MicroBatch) -> list[torch.Tensor]:
     """v_prox, v_theta, whether beginnings are shared, and which columns there are, float64[3 + C]; lengths and seqs,
     int64[2, S]; tokens and versions, int32[T]; masks, uint8[T]; log-probabilities, float32[T]; columns, float32[c,
     M]."""
@@ -50,7 +50,7 @@ def encode(micro: Packed) -> list[torch.Tensor]:
     ]
 
 
-def decode(tensors: Sequence[torch.Tensor]) -> Packed:
+def decode(tensors: Sequence[torch.Tensor]) -> MicroBatch:
     """What `encode` was given, its samples without names and rewards."""
     about, shape, *rows, columns = tensors
     v_prox, v_theta, shares, *has = about.tolist()

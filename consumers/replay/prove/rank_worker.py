@@ -25,7 +25,7 @@ from millrace.consumers.replay.prove.step_folder import TrainedStep
 from millrace.infra.config import Settings
 from millrace.infra.process.net import LOCALHOST
 from millrace.trainers.backends.base import StepResult
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.learning import Trainer
 from millrace.trainers.weights import checkpoint
 
@@ -43,7 +43,7 @@ class StepRecorder:
     """Records the micro-batches of a rank's optimizer steps, and writes them to files that anything reads.
 
     rank0.safetensors   <minibatch>/<micro-batch>/tokens, positions, at, labels, behaviour, versions, owners, ends,
-                        groups and the columns (advantages, keep, ...): shapes as in `trainers.batches.packing.Packed`
+                        groups and the columns (advantages, keep, ...): shapes of `trainers.batches.packing.MicroBatch`
     rank0.json          of each minibatch: loss, gradient norm, learning rate, whether it was applied; its samples
     """
 
@@ -51,7 +51,7 @@ class StepRecorder:
         self._tensors: dict[str, torch.Tensor] = {}
         self._steps: list[dict[str, Any]] = []
 
-    def __call__(self, micros: Sequence[Packed], result: StepResult, lr: float) -> None:
+    def __call__(self, micros: Sequence[MicroBatch], result: StepResult, lr: float) -> None:
         """Keep one step."""
         number = len(self._steps)
         for index, micro in enumerate(micros):

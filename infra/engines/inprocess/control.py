@@ -53,7 +53,7 @@ class InprocessControl(HttpControl):
 
     async def abort(self, request_ids: Sequence[str] = ()) -> int:
         answer = await self._post("/abort", wire.Abort(list(request_ids)))
-        return msgspec.json.decode(answer, type=wire.Aborted).count
+        return msgspec.json.decode(answer, type=wire.AbortCount).count
 
     async def _state(self) -> wire.ServerState:
         answer = (await self._call("GET", "/state")).content

@@ -30,7 +30,7 @@ from millrace.infra.engines.base import Chunk
 from millrace.infra.engines.inprocess.engine import InprocessEngine
 from millrace.infra.engines.inprocess.wire import (
     Abort,
-    Aborted,
+    AbortCount,
     GenerateBody,
     Label,
     Load,
@@ -113,7 +113,7 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
         return _json({})
 
     async def abort(request: Request) -> Response:
-        return _json(Aborted(await engine.abort(_abort.decode(await request.body()).request_ids)))
+        return _json(AbortCount(await engine.abort(_abort.decode(await request.body()).request_ids)))
 
     async def health(request: Request) -> Response:
         return Response(status_code=200 if await engine.health() else 503)

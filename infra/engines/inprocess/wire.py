@@ -81,7 +81,7 @@ class Receive(msgspec.Struct):
     announced: dict[str, str]
 
 
-class Aborted(msgspec.Struct):
+class AbortCount(msgspec.Struct):
     """The answer to `POST /abort`: how many choices were ended."""
 
     count: int

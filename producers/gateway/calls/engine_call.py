@@ -21,7 +21,7 @@ from millrace.dialects.rendering.base import Message, Parser, Tools
 from millrace.infra import telemetry
 from millrace.infra.engines.base import ABORT, Chunk, Sampling, Usage, token_versions
 from millrace.infra.errors import EngineError
-from millrace.infra.process.offload import SLICE, aside
+from millrace.infra.process.offload import SLICE, run_aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, TokenTrace, WholeReply, model_call
 from millrace.producers.gateway.calls.choice import Choice, bar_of, breach_of, slices
 from millrace.producers.gateway.calls.fleet import EngineTarget
@@ -130,11 +130,11 @@ class EngineCall(Call):
         async with self._chunks(stream=streams) as chunks:
             async for chunk in chunks:
                 for piece in slices(chunk) if streams else (chunk,):
-                    await aside(0 if streams else 8 * len(piece.token_ids), self._take, piece)
+                    await run_aside(0 if streams else 8 * len(piece.token_ids), self._take, piece)
                     if self._has_handled(len(piece.token_ids)):
                         await asyncio.sleep(0)
         self._check_version()
-        response, self._responses = await aside(self._response_bytes, self.dialect.responses, self)
+        response, self._responses = await run_aside(self._response_bytes, self.dialect.responses, self)
         return WholeReply(response)
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -159,7 +159,7 @@ class EngineCall(Call):
         except ApiError:
             self._events.clear()  # no end of a reply that is none
             raise
-        _, self._responses = await aside(self._response_bytes, self.dialect.responses, self)
+        _, self._responses = await run_aside(self._response_bytes, self.dialect.responses, self)
 
     def rest(self) -> bytes:
         return b"".join(self._events)

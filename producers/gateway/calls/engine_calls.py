@@ -18,7 +18,7 @@ from millrace.dialects.rendering.base import Message, Options, PromptTooLong, Re
 from millrace.dialects.stored_responses import Recaller, StoredResponse
 from millrace.dialects.template_options import template_options
 from millrace.infra.errors import ConfigError, EngineError, EngineRejected
-from millrace.infra.process.offload import HEAVY, aside
+from millrace.infra.process.offload import HEAVY, run_aside
 from millrace.producers.gateway.calls.constraint import grammar_of
 from millrace.producers.gateway.calls.engine_call import EngineCall
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, ended_refusal
@@ -87,7 +87,7 @@ class EngineCalls:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
         recall = partial(gateway.recall, caller, headers)
-        reading = await aside(size, understand, dialect, body, recall, gateway.options)
+        reading = await run_aside(size, understand, dialect, body, recall, gateway.options)
         request, body = reading.request, reading.body
         policy, version = parse_model(engines.names, request.model)
         if policy is not None:
@@ -111,10 +111,10 @@ class EngineCalls:
             # A call from here on: neither silence nor another call's failure ends its session meanwhile.
             with CallInSession(session, response_id):
                 size = len(body) + plan.weight
-                await aside(size, lineages.write, plan, request.tools, served_policy.renderer, request.prompt)
+                await run_aside(size, lineages.write, plan, request.tools, served_policy.renderer, request.prompt)
                 grammar = None
                 if request.held:
-                    grammar = await aside(len(body), grammar_of, request, served_policy.renderer.marks(plan.prompt))
+                    grammar = await run_aside(len(body), grammar_of, request, served_policy.renderer.marks(plan.prompt))
                 room = served_policy.max_model_len - len(plan.prompt)
                 sampling = to_sampling(request, session.defaults, room, grammar)
                 # A grant speaks of the versions of its own policy.
@@ -157,7 +157,7 @@ class EngineCalls:
         if not self.gateway.engines.names:
             raise ApiError(404, "The tokens of an upstream's prompts are not counted here", code="not_found")
         try:
-            return await aside(len(body), self._count_tokens, parse, body)
+            return await run_aside(len(body), self._count_tokens, parse, body)
         except RenderError as error:
             raise _unwritten(error, "messages") from error
 

@@ -16,7 +16,7 @@ import orjson
 
 from millrace.dialects import shape
 from millrace.dialects.errors import ApiError, bad_request, not_held_error
-from millrace.infra.process.offload import Step, aside, by_turns
+from millrace.infra.process.offload import Step, by_turns, run_aside
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.episodes.bodies import (
     ACTORS,
@@ -59,7 +59,7 @@ async def _read(kind: type[T], body: bytes) -> T:
             f"A request about a session has at most {bounds.REPORT_BYTES} bytes, not {len(body)}: report less at once",
             code="request_too_large",
         )
-    return await aside(len(body), _decode, kind, body)
+    return await run_aside(len(body), _decode, kind, body)
 
 
 def _decode(kind: type[T], body: bytes) -> T:

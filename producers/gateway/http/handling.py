@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.http import azure_path
 from millrace.producers.gateway.http.admission import Visit
 from millrace.producers.gateway.http.callers import Caller, Callers
@@ -36,7 +36,7 @@ def enter(request: Request, callers: Callers) -> tuple[Visit, Caller]:
 async def body_of(visit: Visit, request: Request) -> bytes:
     """The body, for the model that the path names where it does."""
     body, name = await visit.body(request), request.scope.get(azure_path.DEPLOYMENT)
-    return body if name is None else await aside(len(body), azure_path.name_model, body, name)
+    return body if name is None else await run_aside(len(body), azure_path.name_model, body, name)
 
 
 def json_of(content: object) -> Response:

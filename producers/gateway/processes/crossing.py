@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.gateway_processes import is_drained, mark_drain
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
 from millrace.producers.gateway.http.callers import Caller, key_of
@@ -139,7 +139,7 @@ class Crossing:
                 self.caller(headers)
                 body = await visit.body(Request(scope, receive))
                 if door.reads is not None:
-                    evidence = await aside(len(body), in_the_body, door.reads, body)
+                    evidence = await run_aside(len(body), in_the_body, door.reads, body)
                     route = ways(evidence, self.layout)
                 if responses:
                     exact = door.reads is not None and evidence.exact is not None
@@ -200,7 +200,7 @@ class Crossing:
         """The way of a call of Responses, which may name what was said before by ids that an upstream gave. Raises
         ApiError 400 where another process knows one of them, which is another caller's therefore. `exact`: these ids
         alone say whose it is."""
-        ids = await aside(len(body), ids_in, dialects.RESPONSES, body)
+        ids = await run_aside(len(body), ids_in, dialects.RESPONSES, body)
         if len({index_of(id) for id in ids} - {None}) < 2 and None not in map(index_of, ids):
             return route
         holders = {
@@ -252,7 +252,7 @@ class Crossing:
         """The server-sent events that answer a request of Responses, whose frame came over a WebSocket. `local` answers
         one of this process. Raises ApiError before the first of them."""
         door = at_the_door("POST", dialects.RESPONSES.path, headers)
-        evidence = door.evidence if door.reads is None else await aside(len(body), in_the_body, door.reads, body)
+        evidence = door.evidence if door.reads is None else await run_aside(len(body), in_the_body, door.reads, body)
         exact = door.reads is not None and evidence.exact is not None
         route = await self.settle(ways(evidence, self.layout), body, exact=exact)
         for way in [*route, ProcessWay(self.layout.here, must_exist=False)]:

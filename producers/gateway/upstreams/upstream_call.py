@@ -26,7 +26,7 @@ from millrace.dialects.stored_responses import Recaller, ResponseOrigin
 from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, WholeReply, model_call
 from millrace.producers.gateway.prices import Prices, cost
 from millrace.producers.gateway.spending import Expense, bill_usage, expense_of
@@ -157,7 +157,7 @@ class UpstreamCall(Call):
     async def answer(self) -> WholeReply:
         try:
             answer = await self._send(_ask)
-            read = await aside(len(answer.body), self.reader.answer, answer.body, self.before)
+            read = await run_aside(len(answer.body), self.reader.answer, answer.body, self.before)
         except EngineError as error:
             if self.broken_bytes:  # it was made, at least in part, and is paid for
                 is_long = isinstance(error, EngineUnavailable) and is_success(error.status or 0)
@@ -215,7 +215,7 @@ class UpstreamCall(Call):
     async def close(self) -> None:
         if self._events.error:
             logger.warning("a call of %s was ended by its upstream: %s", self.session.id, self._events.error)
-        self.facts = await aside(self._events.size, self._facts_so_far)
+        self.facts = await run_aside(self._events.size, self._facts_so_far)
 
     def rest(self) -> bytes:
         return self._waiting
@@ -243,7 +243,7 @@ class UpstreamCall(Call):
 
         async def to(upstream: Upstream) -> R:
             self.upstream = upstream
-            body = await aside(len(self.body), self._for_upstream, upstream)
+            body = await run_aside(len(self.body), self._for_upstream, upstream)
             headers = {**self.headers, **upstream.headers_of(self.all_headers)}
             try:
                 return await send(upstream.client, self.path, body, headers)

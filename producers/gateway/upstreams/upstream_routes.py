@@ -24,7 +24,7 @@ from millrace.dialects.reading.head import RequestHead, read_head, rename_model
 from millrace.dialects.reading.reader import DialectReader, ReadRequest
 from millrace.infra.engines.upstream import UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
-from millrace.infra.process.offload import aside
+from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.sessions.ownership import hints
@@ -65,7 +65,7 @@ class UpstreamRoutes:
         return None if match is None else UpstreamRequest(*match, reader(dialect), dialect)
 
     async def _fitting(self, api: str, body: bytes) -> tuple[RouteRule, RequestHead] | None:
-        head = await aside(len(body), read_head, body)
+        head = await run_aside(len(body), read_head, body)
         rule = self.upstreams.route(self._gateway.policies, head.name, api)
         return None if rule is None else (rule, head)
 
@@ -76,10 +76,10 @@ class UpstreamRoutes:
         rule, head, reader, dialect = upstream_request
         users, name = dialect.names(head)
         recall = partial(self._gateway.recall, caller, headers)
-        sent_body = await aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
-        named_before = await aside(len(body), reader.named, body, partial(recall, users))
+        sent_body = await run_aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
+        named_before = await run_aside(len(body), reader.named, body, partial(recall, users))
         body = body if named_before is None else named_before.body
-        request, outline = await aside(
+        request, outline = await run_aside(
             len(body), _read_request, reader, body, named_before is None or named_before.whole
         )
         await self._gateway.check_serves(caller)
@@ -160,7 +160,7 @@ class UpstreamRoutes:
             for _ in broken_bytes:  # made at least in part, whatever another attempt came to
                 self._spend(caller, rule, body, embeddings.usage(b""))
         if is_success(answer.status):
-            usage = await aside(len(answer.body), embeddings.usage, answer.body)
+            usage = await run_aside(len(answer.body), embeddings.usage, answer.body)
             self._spend(caller, rule, body, usage)
         return _response(answer)
 
@@ -182,7 +182,7 @@ class UpstreamRoutes:
         """The upstream's answer to a request that is not captured; its session is not silent meanwhile.
         `broken_bytes` gets the bytes of each answer that broke off. Raises ApiError."""
         path = f"{path}?{request.url.query}" if request.url.query else path
-        sent_body = await aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
+        sent_body = await run_aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
         names = hints(request.headers, *users)
         headers = forwarded_headers(request.headers, caller.tenant, names.subject)
         session = caller.session or (self._gateway.sessions.find_by_name(caller.tenant, names) if names.name else None)

@@ -12,7 +12,7 @@ from millrace.dialects.stored_responses import Recaller, no_recall
 from millrace.dialects.translation.all import translator
 from millrace.dialects.translation.interpreter import Interpreter
 from millrace.infra.config import Settings
-from millrace.infra.config.upstreams import RESERVED, GatewayUpstream
+from millrace.infra.config.upstreams import RESERVED_NAME, GatewayUpstream
 from millrace.infra.engines.azure import AzureUpstream
 from millrace.infra.engines.upstream import TextServer, TextUpstream
 from millrace.infra.errors import ConfigError
@@ -21,7 +21,7 @@ from millrace.producers.gateway.upstreams import embeddings
 from millrace.producers.gateway.upstreams.attempts import FIRST_S
 from millrace.producers.gateway.upstreams.routes import RouteRule, api_refusal, chain, choose, exact
 
-ONE = RESERVED
+ONE = RESERVED_NAME
 """the name of the single one that needs none, which records call openai"""
 
 

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from millrace.formats.episodes.rows import Content
-from millrace.formats.spans.otlp_json import Span, SpanEvent, micros, said_beside
+from millrace.formats.spans.otlp_json import Span, SpanEvent, log_record_span, micros
 from millrace.schemas import bounds
 
 Fields = Mapping[int, Descriptor]
@@ -64,7 +64,7 @@ def logs(data: bytes) -> Iterator[Span]:
         resource = _attributes(of_resource.resource.attributes)
         for scope in of_resource.scope_logs:
             for one in scope.log_records:
-                yield said_beside(
+                yield log_record_span(
                     one.trace_id.hex(),
                     one.span_id.hex(),
                     one.event_name,

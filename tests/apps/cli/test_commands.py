@@ -252,7 +252,7 @@ def test_a_markup_like_error_is_shown_as_it_is() -> None:
 
 
 def test_bugs_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.apps.cli.setup.masked", lambda settings: 1 / 0)
+    monkeypatch.setattr("millrace.apps.cli.setup.mask_values", lambda settings: 1 / 0)
     assert isinstance(run(app, ["config"]).exception, ZeroDivisionError)
 
 
@@ -365,7 +365,7 @@ def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: p
 def test_the_home_of_the_environment_is_the_demos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homes: list[Path] = []
 
-    def stand_in(home: Path, *, seed: int, short: bool) -> int:
+    def stand_in(home: Path, *, seed: int, is_short: bool) -> int:
         homes.append(home)
         return 0
 

@@ -81,7 +81,7 @@ def test_it_exists_and_takes_its_arguments(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_demo_takes_its_flags() -> None:
-    inspect.signature(entry("millrace.apps.demo.run:run")).bind(home=Path(), seed=0, short=True)
+    inspect.signature(entry("millrace.apps.demo.run:run")).bind(home=Path(), seed=0, is_short=True)
 
 
 def test_no_late_import_is_missing_here() -> None:

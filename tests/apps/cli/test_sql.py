@@ -17,7 +17,7 @@ from prompt_toolkit.output import DummyOutput
 from typer.testing import CliRunner
 
 from millrace.apps.cli.main import app
-from millrace.apps.cli.sql import SHOWN, AnswerFormat, form_of, prompt, values
+from millrace.apps.cli.sql import MAX_ROWS, AnswerFormat, form_of, prompt, values
 from millrace.consumers.warehouse.client import open_asking
 from millrace.consumers.warehouse.endpoint.serve import open_endpoint
 from millrace.consumers.warehouse.store.directory import TableDirectory
@@ -71,8 +71,8 @@ def test_a_column_is_described_on_one_line() -> None:
 def test_a_long_table_ends_and_says_so() -> None:
     code, said = run("SELECT off FROM steps ORDER BY off")
     assert code == 0
-    assert f"the first {SHOWN:,} rows" in said
-    assert len(said.splitlines()) == SHOWN + 2
+    assert f"the first {MAX_ROWS:,} rows" in said
+    assert len(said.splitlines()) == MAX_ROWS + 2
 
 
 @pytest.mark.parametrize(

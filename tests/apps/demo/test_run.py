@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from millrace.apps.demo.fleet import DemoFleet
-from millrace.apps.demo.run import DemoScreen, _configure, _name_failing, empty, summary
+from millrace.apps.demo.run import DemoScreen, _configure, _name_failing, make_empty, summary
 from millrace.consumers.tell.status import StatusWatch
 from millrace.infra.config import Settings, load
 from millrace.infra.errors import ConfigError
@@ -24,16 +24,16 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     (tmp_path / "millrace.toml").write_text("namespace = 'demo'\nhome = '.millrace'\n")
     with pytest.raises(ConfigError, match="no demo wrote"):
-        empty(tmp_path)
+        make_empty(tmp_path)
     assert (tmp_path / "thesis.txt").exists()
 
 
 def test_a_former_demo_is_removed(tmp_path: Path) -> None:
     home = tmp_path / "demo"
-    empty(home)
+    make_empty(home)
     _configure(home, seed=0)
     (home / "logs").mkdir()
-    empty(home)
+    make_empty(home)
     assert not list(home.iterdir())
 
 
@@ -56,7 +56,7 @@ def test_the_last_screen_says_what_happened_and_where_to_go(tmp_path: Path) -> N
 
 def test_every_program_has_the_home_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_HOME", str(tmp_path / "elsewhere"))
-    empty(tmp_path / "demo")
+    make_empty(tmp_path / "demo")
     settings, file = _configure(tmp_path / "demo", seed=0)
     assert "MILLRACE_HOME" not in os.environ
     assert settings.home == load(file).home == Path(settings.rollout.tasks).parent == tmp_path / "demo"

@@ -130,7 +130,7 @@ def test_nothing_is_sent_of_files_with_a_bad_row_unless_it_is_skipped(tmp_path: 
     listed = tmp_path / "refused.jsonl"
     with small() as world:
         with pytest.raises(ImportRefused) as raised:
-            brought(world, good, bad, refused=listed)
+            brought(world, good, bad, refusal_file=listed)
         assert "7 rows cannot be imported, so nothing was" in str(raised.value)
         assert f"{bad}:2: not_json" in str(raised.value)
         assert "and 2 more" in str(raised.value)
@@ -190,7 +190,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows", [{"messages": TALK}])
     for place, words in ((path, "there already"), (tmp_path / "gone" / "refused", "no folder")):
         with pytest.raises(ImportRefused, match=words):
-            import_into(None, NAMESPACE, POLICY, [path], ImportOptions(refused=place))
+            import_into(None, NAMESPACE, POLICY, [path], ImportOptions(refusal_file=place))
     assert orjson.loads(path.read_bytes()) == {"messages": TALK}
     with pytest.raises(ImportRefused, match="no name of a tenant"):
         import_into(None, NAMESPACE, POLICY, [path], ImportOptions(tenant="a/b"))

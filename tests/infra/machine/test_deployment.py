@@ -49,7 +49,7 @@ def test_a_gateway_of_several_processes_and_those_of_a_larger_one_before(tmp_pat
     def gateways(processes: int) -> dict[str, tuple[str, bool]]:
         made = load(flags={"home": str(tmp_path), "gateway.processes": str(processes)})
         return {
-            program.name: (program.environment.get(INDEX, "0"), program.again)
+            program.name: (program.environment.get(INDEX, "0"), program.revives)
             for program in programs(made, {})
             if program.name.startswith("gateway")
         }

@@ -11,7 +11,7 @@ NOW = 10_000.0
 
 
 def started(*ages: float) -> list[End]:
-    return [End(NOW - age, started=True) for age in ages]
+    return [End(NOW - age, had_started=True) for age in ages]
 
 
 def test_one_accident_is_none() -> None:
@@ -21,8 +21,8 @@ def test_one_accident_is_none() -> None:
 
 
 def test_who_does_not_start_is_failing_at_once() -> None:
-    assert failing("BACKOFF", 0, [End(NOW - 1, started=False)], NOW)
-    assert failing("STARTING", 2, [End(NOW - 2, started=False)], NOW)
+    assert failing("BACKOFF", 0, [End(NOW - 1, had_started=False)], NOW)
+    assert failing("STARTING", 2, [End(NOW - 2, had_started=False)], NOW)
     assert failing("FATAL", 0, [], NOW)
 
 

@@ -33,8 +33,8 @@ class Listener:
     def turn(self, report: TurnReport) -> None:
         self.turns.append(report)
 
-    def on_open(self, stage: str, slot: int, seconds: float, restored: int) -> None:
-        self.openings.append((slot, restored))
+    def on_open(self, stage: str, slot: int, seconds: float, record_count: int) -> None:
+        self.openings.append((slot, record_count))
 
     def on_drop(self, stage: str, slot: int, reason: Exception) -> None:
         self.drops.append(reason)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.trainers.algorithms.knobs import Knobs
-from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES
+from millrace.trainers.algorithms.names import GONE, NEW_NAMES, SWITCHES, VALUES
 from millrace.trainers.algorithms.normalisation import Norm
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS
@@ -213,7 +213,7 @@ def _knobs() -> str:
             last = section
         parts.append(f"| `{name}` | `{AS_WRITTEN.get(default, default)}` | {meaning} |")
     parts += ["", "## Names of other frameworks", "", "| theirs | here |", "| --- | --- |"]
-    parts += [f"| `{theirs}` | `{ours}` |" for theirs, ours in RENAMED.items()]
+    parts += [f"| `{theirs}` | `{ours}` |" for theirs, ours in NEW_NAMES.items()]
     parts += [
         f"| `{theirs} = {_shown(sets)}` | `{ours} = {_shown(meant)}` |"
         for theirs, (sets, ours, meant) in SWITCHES.items()

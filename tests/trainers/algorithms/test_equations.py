@@ -13,7 +13,7 @@ import torch
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
-from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed
+from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
 from tests.trainers.algorithms.equations import SYMBOLS, Equation
@@ -225,7 +225,7 @@ def batch_of(name: str) -> list[Sample]:
     return [replace(s, reward=None if s.trajectory == "2.1" else 1.0 if s.seq == 3 else s.reward) for s in samples]
 
 
-def world(kind: Algorithm, samples: list[Sample], batch: Packed) -> Pass:
+def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     """What the symbols stand for, from the samples alone; tokens in the order of the batch."""
     members, scores = batch.members, draw_scores(samples)
     sizes = [m.trainable for m in members]

@@ -16,7 +16,7 @@ from millrace.trainers.algorithms import kl, proximal
 from millrace.trainers.algorithms.presets import ICEPOP, KPOP, TIS
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.repair import Rejection, clamp_marks, repair
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
 from tests.trainers.algorithms.weighing import current, weighed
@@ -41,7 +41,7 @@ def column(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def row(*lengths: int) -> Packed:
+def row(*lengths: int) -> MicroBatch:
     """A micro-batch of samples with so many trainable tokens."""
     samples = random_samples(0, groups=1, group_size=len(lengths))[: len(lengths)]
     made = [

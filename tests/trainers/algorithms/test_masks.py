@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.trainers.algorithms.masks import first_dropped, fresh, second_moment
+from millrace.trainers.algorithms.masks import drop_limit, fresh, second_moment
 from tests.support.samples import random_samples
 from tests.trainers.algorithms.played import together
 
@@ -37,7 +37,7 @@ def test_the_smallest_stays_where_nothing_is_small_enough() -> None:
 @given(MOMENTS, st.floats(0.01, 3))
 def test_against_the_sorted_suffixes(moments: list[float], threshold: float) -> None:
     values = np.array(moments, np.float32)
-    first, smallest = first_dropped(values, threshold)
+    first, smallest = drop_limit(values, threshold)
     kept = values[(values < first) | ((values == first) & smallest)].astype(np.float64)
     down = np.sort(values.astype(np.float64))[::-1]
     suffixes = [i for i in range(len(down)) if down[i:].mean() < threshold - 1e-9]
@@ -58,5 +58,5 @@ def test_against_the_sorted_suffixes(moments: list[float], threshold: float) -> 
 def test_ranks_find_what_one_rank_finds(moments: list[float], threshold: float, world: int) -> None:
     values = np.array(moments, np.float32)
     parts = [values[rank::world] for rank in range(world)]
-    found = together([partial(first_dropped, part, threshold) for part in parts])
-    assert set(found) == {first_dropped(values, threshold)}
+    found = together([partial(drop_limit, part, threshold) for part in parts])
+    assert set(found) == {drop_limit(values, threshold)}

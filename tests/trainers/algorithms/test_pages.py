@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millrace.trainers.algorithms.knobs import Knobs
-from millrace.trainers.algorithms.names import GONE, RENAMED, SWITCHES, VALUES, translate
+from millrace.trainers.algorithms.names import GONE, NEW_NAMES, SWITCHES, VALUES, translate
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, names, policy
 from tests.trainers.algorithms.pages import CURVES, FAMILIES, INDEX, WRITTEN, block, knob_comments, modules, pages
@@ -52,7 +52,7 @@ def test_a_page_begins_with_the_whole_objective() -> None:
 def test_the_names_of_other_frameworks_are_all_listed() -> None:
     told = MADE["knobs.md"].split("## Names of other frameworks")[1]
     listed = re.findall(r"^\| `(\w+)[` ]", told, re.MULTILINE)
-    assert listed == [*RENAMED, *SWITCHES, *VALUES, *GONE]
+    assert listed == [*NEW_NAMES, *SWITCHES, *VALUES, *GONE]
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -18,7 +18,7 @@ from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
-from millrace.trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, Packed, cut, pack
+from millrace.trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, MicroBatch, cut, pack
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
 from tests.trainers.algorithms.played import together
@@ -106,7 +106,7 @@ def test_the_result_never_depends_on_the_cut(
         assert value == pytest.approx(float(expected_sums[name]), rel=1e-5, abs=1e-5), name
 
 
-def doubled(batch: Packed) -> Packed:
+def doubled(batch: MicroBatch) -> MicroBatch:
     columns = {name: column.double() for name, column in batch.columns.items()}
     return replace(batch, behaviour=batch.behaviour.double(), columns=columns, v_prox=1.0, v_theta=1.5)
 

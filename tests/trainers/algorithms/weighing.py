@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm, Scores
-from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, Packed, pack
+from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 
 
@@ -27,7 +27,7 @@ def draw_scores(samples: Sequence[Sample], seed: int = 0) -> Scores:
 
 def weighed(
     algorithm: Algorithm, samples: Sequence[Sample], oldest: int | None = None, scores: Scores | None = None
-) -> Packed:
+) -> MicroBatch:
     """The whole of `samples` in one micro-batch, in float64."""
     weights = algorithm.weigh(samples, oldest, scores if scores is not None else draw_scores(samples))
     batch = pack(samples).attach_samples(weights)
@@ -35,7 +35,7 @@ def weighed(
     return replace(batch, behaviour=batch.behaviour.double(), columns=doubled, v_prox=1.0, v_theta=1.5)
 
 
-def current(batch: Packed, seed: int = 7, spread: float = 0.3) -> torch.Tensor:
+def current(batch: MicroBatch, seed: int = 7, spread: float = 0.3) -> torch.Tensor:
     """Log-probabilities of a policy near the behaviour policy, float64[M], the same for a sample wherever it lies."""
     rows = [
         np.random.default_rng([seed, m.seq, int(m.trajectory.split(".")[1]), m.lineage]).normal(0, spread, m.trainable)
@@ -82,6 +82,6 @@ def padded(samples: Sequence[Sample], scores: Mapping[str, Mapping[Sample, np.nd
     )
 
 
-def by_sample(batch: Packed, column: torch.Tensor) -> dict[Sample, torch.Tensor]:
+def by_sample(batch: MicroBatch, column: torch.Tensor) -> dict[Sample, torch.Tensor]:
     """float64[M] by sample, gradient kept."""
     return dict(zip(batch.members, torch.split(column, [m.trainable for m in batch.members]), strict=True))

@@ -17,7 +17,7 @@ from millrace.trainers.backends.layout import parse_allocation
 from millrace.trainers.backends.places import places_of
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches import wire
-from millrace.trainers.batches.packing import ADVANTAGES, KEEP, RETURNS, Packed, pack
+from millrace.trainers.batches.packing import ADVANTAGES, KEEP, RETURNS, MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.learning import Schedule, Trainer
 from tests.support.documents import ROOT, blocks
@@ -28,7 +28,7 @@ from tests.support.steps import HELD, allocate_again, train_in_allocation, train
 FEW = "torch[actor]:d2+torch[critic]:d1"
 
 
-def same(one: Packed, other: Packed) -> None:
+def same(one: MicroBatch, other: MicroBatch) -> None:
     for name in ("tokens", "positions", "at", "labels", "behaviour", "versions", "owners", "ends", "groups"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     assert (one.runs, one.v_prox, one.v_theta) == (other.runs, other.v_prox, other.v_theta)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import token_logprobs
-from millrace.trainers.batches.packing import Packed, cut, pack
+from millrace.trainers.batches.packing import MicroBatch, cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples, small_state
@@ -21,12 +21,12 @@ SHAPES = st.fixed_dictionaries(
 )
 
 
-def packed(samples: list[Sample]) -> Packed:
+def packed(samples: list[Sample]) -> MicroBatch:
     made = pack(samples)
     return made.attach_samples({s: {"column": s.logprobs[s.mask != 0] + s.seq} for s in samples})
 
 
-def columns(batch: Packed) -> list[list[float]]:
+def columns(batch: MicroBatch) -> list[list[float]]:
     return [
         *(getattr(batch, name).flatten().tolist() for name in ("tokens", "positions", "at", "labels", "behaviour")),
         *(getattr(batch, name).tolist() for name in ("versions", "owners", "ends", "groups")),

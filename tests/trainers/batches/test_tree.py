@@ -17,7 +17,7 @@ from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import token_logprobs
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches import tree
-from millrace.trainers.batches.packing import Packed, cut, pack
+from millrace.trainers.batches.packing import MicroBatch, cut, pack
 from millrace.trainers.batches.sample import Sample
 from tests.support.ranks import Ranks
 from tests.support.samples import VOCABULARY, random_samples, small_state
@@ -71,7 +71,7 @@ def family(seed: int, groups: int = 3, size: int = 4, kinds: int = 3) -> list[Sa
 
 
 def outcome(
-    batches: list[Packed], kind: str = "qwen2", **more: object
+    batches: list[MicroBatch], kind: str = "qwen2", **more: object
 ) -> tuple[dict[Sample, Any], dict[str, torch.Tensor]]:
     state = small_state(kind, **more)
     model = build(state.assets, state.weights)

@@ -31,7 +31,7 @@ from millrace.trainers.backends.models.build import build, inference_mode
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.seeding import repeatable
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.deepspeed import disable_shared_memory, forget_engines, lend_world, release_groups
@@ -139,7 +139,7 @@ class DeepSpeedBackend(Backend):
             raise NotFormed(f"no {role} yet; call form, then load" if role == ACTOR else f"no {role}: load or hold one")
         return self._engines[role]
 
-    def _passes(self, role: str, micro: Packed) -> ForwardPass:
+    def _passes(self, role: str, micro: MicroBatch) -> ForwardPass:
         if role in self._frozen:
             return ForwardPass(self._frozen[role], micro.to(self.device))
         return self._learner(role).passes(micro)
@@ -165,16 +165,16 @@ class DeepSpeedBackend(Backend):
 
     # ---- the step
 
-    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[MicroBatch], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         with self.clock.phase("forward"), inference_mode(self._models(role)):
             return [self._passes(role, micro).tokens(temperature)[0].cpu() for micro in micros]
 
-    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[MicroBatch], role: str = CRITIC) -> list[torch.Tensor]:
         with self.clock.phase("forward"), inference_mode(self._models(role)):
             return [self._passes(role, micro).values().cpu() for micro in micros]
 
     def step(
-        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+        self, micros: Sequence[MicroBatch], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         learner = self._learner(role)
         return learner.step(micros, algorithm, denominator, lr, self.sum, self._frozen.get(TEACHER))

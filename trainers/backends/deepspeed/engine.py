@@ -29,7 +29,7 @@ from millrace.trainers.backends.group import RankGroup
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.seeding import seed_step
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
 from millrace.trainers.weights.state import State
@@ -162,7 +162,7 @@ class ZeroEngine:
         """What learns."""
         return self._model
 
-    def passes(self, micro: Packed, teacher: torch.nn.Module | None = None) -> ForwardPass:
+    def passes(self, micro: MicroBatch, teacher: torch.nn.Module | None = None) -> ForwardPass:
         """A forward pass of `micro` on this model."""
         self.start()
         return ForwardPass(_WholeModel(self._engine), micro.to(self._device), teacher)
@@ -171,7 +171,7 @@ class ZeroEngine:
 
     def step(
         self,
-        micros: Sequence[Packed],
+        micros: Sequence[MicroBatch],
         algorithm: Algorithm,
         denominator: float,
         lr: float,

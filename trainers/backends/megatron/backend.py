@@ -22,7 +22,7 @@ from millrace.trainers.backends.layout import ACTOR, CRITIC, MEGATRON, TEACHER, 
 from millrace.trainers.backends.megatron.groups import EXTRA, MegatronGroups, close_groups, open_groups
 from millrace.trainers.backends.models.head import LOGITS
 from millrace.trainers.backends.seeding import repeatable
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
 from millrace.trainers.weights.state import State
@@ -149,16 +149,16 @@ class MegatronBackend(Backend):
 
     # ---- the step
 
-    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[MicroBatch], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         return self._ask(role, micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros])
 
-    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[MicroBatch], role: str = CRITIC) -> list[torch.Tensor]:
         return self._ask(role, micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def _ask(
         self,
         role: str,
-        micros: Sequence[Packed],
+        micros: Sequence[MicroBatch],
         measure: Callable[[MicroBatchRun], torch.Tensor],
         sizes: Sequence[int],
     ) -> list[torch.Tensor]:
@@ -171,7 +171,7 @@ class MegatronBackend(Backend):
         return [vector.cpu() for vector in rows]
 
     def step(
-        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+        self, micros: Sequence[MicroBatch], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         return self._role(role).step(micros, algorithm, denominator, lr, self._group.sum, self._roles.get(TEACHER))
 

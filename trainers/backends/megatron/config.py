@@ -47,11 +47,11 @@ class Architecture:
     qkv_bias: bool
     qk_norm: bool
     experts: int = 0
-    chosen: int = 0
-    renormalised: bool = True
+    experts_per_token: int = 0
+    is_renormalising: bool = True
     scalar: bool = False
 
-    def padded(self, layout: Layout) -> int:
+    def padded_size(self, layout: Layout) -> int:
         """Rows of the vocabulary as tensor parallelism needs them: a multiple of t; the last ones are never used."""
         return -(-self.vocabulary // layout.t) * layout.t
 
@@ -100,8 +100,8 @@ def architecture(assets: Mapping[str, bytes]) -> Architecture:
         qkv_bias=kind == "qwen2",
         qk_norm=kind != "qwen2",
         experts=config.num_experts if sparse else 0,
-        chosen=config.num_experts_per_tok if sparse else 0,
-        renormalised=bool(config.norm_topk_prob) if sparse else True,
+        experts_per_token=config.num_experts_per_tok if sparse else 0,
+        is_renormalising=bool(config.norm_topk_prob) if sparse else True,
         scalar=scalar,
     )
 
@@ -139,8 +139,8 @@ def transformer_config(arch: Architecture, layout: Layout) -> TransformerConfig:
         sparse = {
             "num_moe_experts": arch.experts,
             "moe_ffn_hidden_size": arch.ffn,
-            "moe_router_topk": arch.chosen,
-            "moe_router_pre_softmax": not arch.renormalised,
+            "moe_router_topk": arch.experts_per_token,
+            "moe_router_pre_softmax": not arch.is_renormalising,
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
             "expert_model_parallel_size": layout.e,

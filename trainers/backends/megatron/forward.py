@@ -20,9 +20,9 @@ from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models.forward import Compared
+from millrace.trainers.backends.models.forward import LogprobComparison
 from millrace.trainers.backends.models.head import Of, Rows
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 
 
@@ -31,7 +31,7 @@ class Feed:
     """tokens, positions int64[1, T/c]; mask as `model.PackedAttention` takes it; rows int64[m]: of this part, those
     that predict a label; counts: m of every part."""
 
-    batch: Packed
+    batch: MicroBatch
     tokens: torch.Tensor
     positions: torch.Tensor
     mask: torch.Tensor
@@ -39,7 +39,7 @@ class Feed:
     counts: tuple[int, ...]
 
 
-def feed(batch: Packed, layout: Layout, part: int) -> Feed:
+def feed(batch: MicroBatch, layout: Layout, part: int) -> Feed:
     """Part `part` of layout.c of `batch`, which is on its device already."""
     device = batch.tokens.device
     total = batch.tokens.shape[1]
@@ -86,16 +86,16 @@ class _Parts(torch.autograd.Function):
 class MicroBatchRun:
     """The `Run` of a micro-batch whose layers are done. output: what the head gets of this part's labels, [m, H]; of
     scalar models the values [T/c]. head: [n, H] -> logits [n, V]; limit: logits that exist at once at most; group: of
-    context parallelism, None without; taught: the same of a teacher, its rows [m, H] and its head."""
+    context parallelism, None without; teach: the same of a teacher, its rows [m, H] and its head."""
 
-    batch: Packed
+    batch: MicroBatch
     output: torch.Tensor
     head: Callable[[torch.Tensor], torch.Tensor]
     limit: int
     counts: tuple[int, ...]
     group: ProcessGroup | None
     vocabulary: int
-    taught: Callable[[], tuple[torch.Tensor, Rows]] | None = None
+    teach: Callable[[], tuple[torch.Tensor, Rows]] | None = None
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
@@ -110,12 +110,12 @@ class MicroBatchRun:
 
         return self._pieces(of, labels)
 
-    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens at
         a time; entropies float32[M] of this model."""
-        if self.taught is None:
+        if self.teach is None:
             raise BadConfiguration("no teacher; hold one beside the policy first")
-        hidden, score = self.taught()
+        hidden, score = self.teach()
 
         def compare(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             distribution = torch.log_softmax(scores / temperature, dim=-1)

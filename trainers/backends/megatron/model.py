@@ -110,7 +110,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]  # Megatron has no types
         super().__init__(
             config,
             _block(arch, config),
-            vocab_size=arch.padded(layout),
+            vocab_size=arch.padded_size(layout),
             max_sequence_length=arch.longest,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),

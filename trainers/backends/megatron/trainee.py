@@ -27,7 +27,7 @@ from millrace.trainers.backends.megatron.transfer import collect
 from millrace.trainers.backends.megatron.weights import check_state, fill, pieces
 from millrace.trainers.backends.models.head import LOGITS, Rows
 from millrace.trainers.backends.seeding import seed_step
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.weights.state import State
@@ -96,7 +96,9 @@ class MegatronTrainee:
 
     # ---- forward passes
 
-    def score(self, micros: Sequence[Packed], measure: Callable[[MicroBatchRun], torch.Tensor]) -> list[torch.Tensor]:
+    def score(
+        self, micros: Sequence[MicroBatch], measure: Callable[[MicroBatchRun], torch.Tensor]
+    ) -> list[torch.Tensor]:
         """What each micro-batch's run says, on the last pipeline stage; empty elsewhere. No gradient."""
         outputs: list[torch.Tensor] = []
 
@@ -116,7 +118,7 @@ class MegatronTrainee:
             feed.batch, output, self.model.logits, limit, feed.counts, group, self.arch.vocabulary, teacher_rows
         )
 
-    def _flow(self, micros: Sequence[Packed], end: Callable[..., object], *, forward_only: bool) -> None:
+    def _flow(self, micros: Sequence[MicroBatch], end: Callable[..., object], *, forward_only: bool) -> None:
         """Megatron's schedule over `micros`; `end(fed, output)` closes each on the last stage."""
         place, groups = self._place, self._place.groups
         feeds = [feed(micro.to(place.device), groups.layout, groups.part) for micro in micros]
@@ -146,7 +148,7 @@ class MegatronTrainee:
 
     def step(
         self,
-        micros: Sequence[Packed],
+        micros: Sequence[MicroBatch],
         algorithm: Algorithm,
         denominator: float,
         lr: float,
@@ -194,7 +196,7 @@ class MegatronTrainee:
         )
 
     def _teacher_rows(
-        self, teacher: MegatronTrainee | None, micros: Sequence[Packed]
+        self, teacher: MegatronTrainee | None, micros: Sequence[MicroBatch]
     ) -> Callable[[int], tuple[torch.Tensor, Rows]] | None:
         """What the teacher's head gets of each micro-batch, and its head. Found before the step, since a pipeline
         cannot turn aside."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from millrace.trainers.backends.megatron.config import Architecture
 from millrace.trainers.backends.megatron.groups import MegatronGroups
-from millrace.trainers.backends.megatron.weights import Coordinates, empty, pieces, shapes
+from millrace.trainers.backends.megatron.weights import Coordinates, drain, pieces, shapes
 from millrace.trainers.backends.rank_messages import exchange
 
 
@@ -47,7 +47,7 @@ def collect(
             else:
                 dist.send(tensors[name], dst=0)
                 continue
-            empty(local, pieces(arch, groups.layout, place, name), out)
+            drain(local, pieces(arch, groups.layout, place, name), out)
     return out
 
 

@@ -173,7 +173,7 @@ def _columns(name: str, size: int, world: int, rank: int) -> Piece:
 
 
 def _vocabulary(arch: Architecture, layout: Layout, place: Coordinates, name: str) -> list[Piece]:
-    lo, hi = _share(arch.padded(layout), layout.t, place.t)
+    lo, hi = _share(arch.padded_size(layout), layout.t, place.t)
     hi = max(lo, min(hi, arch.vocabulary))
     return [Piece(name, (slice(lo, hi),), (slice(0, hi - lo),))]
 
@@ -191,7 +191,7 @@ def fill(local: torch.Tensor, pieces: list[Piece], tensors: Mapping[str, torch.T
             local[piece.at] = tensors[piece.name][piece.of].to(local)
 
 
-def empty(local: torch.Tensor, pieces: list[Piece], tensors: Mapping[str, torch.Tensor]) -> None:
+def drain(local: torch.Tensor, pieces: list[Piece], tensors: Mapping[str, torch.Tensor]) -> None:
     """The way back: copies a parameter's pieces out into the full tensors. In place."""
     for piece in pieces:
         tensors[piece.name][piece.of] = local[piece.at].to(tensors[piece.name])

@@ -15,10 +15,10 @@ import torch
 
 from millrace.trainers.backends.models.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
 from millrace.trainers.backends.models.rows import has_rows, run_rows
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 
-Compared = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LogprobComparison = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities float32[n, V] of two models -> float32[n]."""
 
 
@@ -28,7 +28,7 @@ class ForwardPass:
     one of them alone."""
 
     model: torch.nn.Module
-    batch: Packed
+    batch: MicroBatch
     teacher_model: torch.nn.Module | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     logits: int = LOGITS
@@ -40,7 +40,7 @@ class ForwardPass:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
         return token_logprobs(self.model, self.batch, temperature, self.logits, **self._arguments)
 
-    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
         at a time; entropies float32[M] of this model."""
         if self.teacher_model is None:
@@ -64,7 +64,7 @@ class ForwardPass:
 
 
 def token_logprobs(
-    model: torch.nn.Module, batch: Packed, temperature: float, logits: int = LOGITS, **extra: Any
+    model: torch.nn.Module, batch: MicroBatch, temperature: float, logits: int = LOGITS, **extra: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]. At most
     `logits` logits exist at once."""
@@ -79,9 +79,9 @@ def token_logprobs(
 def token_comparison(
     models: tuple[torch.nn.Module, torch.nn.Module],
     arguments: tuple[Mapping[str, Any], Mapping[str, Any]],
-    batch: Packed,
+    batch: MicroBatch,
     temperature: float,
-    compare: Compared,
+    compare: LogprobComparison,
     logits: int = LOGITS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[M] that `compare` makes of the log-probabilities of two models, of which the second is a teacher, and
@@ -112,7 +112,7 @@ def _entropy(distribution: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(
-    model: torch.nn.Module, batch: Packed, of: Of, beside: torch.Tensor, logits: int, extra: Mapping[str, Any]
+    model: torch.nn.Module, batch: MicroBatch, of: Of, beside: torch.Tensor, logits: int, extra: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `of` makes of the logits [n, V] and the rows of `beside` [M, ...]: float32[M] twice, the second without
     gradient."""
@@ -125,7 +125,9 @@ def _pieces(
     return columns[:, 0], columns[:, 1].detach()
 
 
-def run(model: torch.nn.Module, batch: Packed, logits_to_keep: torch.Tensor | None = None, **more: Any) -> torch.Tensor:
+def run(
+    model: torch.nn.Module, batch: MicroBatch, logits_to_keep: torch.Tensor | None = None, **more: Any
+) -> torch.Tensor:
     """[1, M, V] at the places `logits_to_keep` int64[M] of the row, or [1, T, V]."""
     if has_rows(model):
         return run_rows(model, batch, logits_to_keep)

@@ -30,7 +30,7 @@ from millrace.trainers.backends.models.architectures import TESTED_KINDS
 from millrace.trainers.backends.models.forward import run
 from millrace.trainers.backends.models.head import instead
 from millrace.trainers.batches import attention
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.private_apis.transformers import set_attention
@@ -207,7 +207,7 @@ def _alone(case: _Case, samples: Sequence[Sample]) -> torch.Tensor:
     return torch.cat(outputs).float()
 
 
-def _looks_ahead(case: _Case, batch: Packed) -> bool:
+def _looks_ahead(case: _Case, batch: MicroBatch) -> bool:
     """Whether a token's hidden state depends on tokens after it."""
     longest = batch.members[-1]
     size = longest.length // 2
@@ -216,7 +216,7 @@ def _looks_ahead(case: _Case, batch: Packed) -> bool:
     return bool((uncut - cut).norm() > TOLERANCE * uncut.norm())
 
 
-def _gap(case: _Case, batches: Sequence[Packed], truths: Sequence[torch.Tensor], *, is_packed: bool) -> float:
+def _gap(case: _Case, batches: Sequence[MicroBatch], truths: Sequence[torch.Tensor], *, is_packed: bool) -> float:
     """The smallest over the batches of the largest distance of a token's hidden state. BadConfiguration where packed
     attention is not asked at all."""
     gaps = []
@@ -235,7 +235,7 @@ def _gap(case: _Case, batches: Sequence[Packed], truths: Sequence[torch.Tensor],
     return min(gaps)
 
 
-def _batch(vocabulary: int, seed: int) -> Packed:
+def _batch(vocabulary: int, seed: int) -> MicroBatch:
     draw = np.random.Generator(np.random.PCG64(seed))
     return pack([_sample(draw.integers(vocabulary, size=length), index) for index, length in enumerate(LENGTHS)])
 

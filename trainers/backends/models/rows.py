@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from millrace.trainers.batches.attention import NAME as PACKED
 from millrace.trainers.batches.attention import packed_attention
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.private_apis.transformers import attention_of
 
@@ -56,7 +56,7 @@ def head_of(model: torch.nn.Module) -> torch.nn.Module:
     return head
 
 
-def run_rows(model: torch.nn.Module, batch: Packed, keep: torch.Tensor | None) -> torch.Tensor:
+def run_rows(model: torch.nn.Module, batch: MicroBatch, keep: torch.Tensor | None) -> torch.Tensor:
     """Logits [1, M, V] at the places `keep` int64[M] of the packed row (None: everywhere, [1, T, V])."""
     if batch.paths is not None:
         raise BadConfiguration(
@@ -70,7 +70,7 @@ def run_rows(model: torch.nn.Module, batch: Packed, keep: torch.Tensor | None) -
     return logits
 
 
-def _dense(batch: Packed) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _dense(batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """tokens and mask int64[S, L]; places int64[T], where each token of the packed row is in the flat batch."""
     device = batch.tokens.device
     lengths = torch.tensor([run.length for run in batch.runs for _ in range(run.count)], device=device)

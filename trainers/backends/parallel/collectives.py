@@ -33,7 +33,7 @@ class _SpoolEntry(Protocol):
 
     team: Team
     dim: int
-    sent: list[int]
+    out_counts: list[int]
     came: list[int]
 
 
@@ -80,12 +80,12 @@ class _Exchange(torch.autograd.Function):
     def forward(
         ctx: _SpoolEntry, rows: torch.Tensor, out_counts: list[int], came: list[int], team: Team
     ) -> torch.Tensor:
-        ctx.sent, ctx.came, ctx.team = out_counts, came, team
+        ctx.out_counts, ctx.came, ctx.team = out_counts, came, team
         return _all_to_all(rows, out_counts, came, team)
 
     @staticmethod
     def backward(ctx: _SpoolEntry, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _all_to_all(gradients[0], ctx.came, ctx.sent, ctx.team), None, None, None
+        return _all_to_all(gradients[0], ctx.came, ctx.out_counts, ctx.team), None, None, None
 
 
 gather_rows: Callable[[torch.Tensor, Team], torch.Tensor] = _Gather.apply

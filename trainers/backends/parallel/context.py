@@ -22,11 +22,11 @@ import torch.distributed as dist
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from millrace.trainers.backends.models.forward import Compared, ForwardPass
+from millrace.trainers.backends.models.forward import ForwardPass, LogprobComparison
 from millrace.trainers.backends.parallel.grid import CP, Groups
 from millrace.trainers.backends.parallel.slices import Slice, spans, take
 from millrace.trainers.batches.attention import packed_attention
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
 from millrace.trainers.private_apis.transformers import set_attention
@@ -168,7 +168,7 @@ class ContextPass:
     """The `Run` of a micro-batch whose positions the ranks of `context` share: a pass of this rank's slice, whose
     outcome is joined."""
 
-    batch: Packed
+    batch: MicroBatch
     slice: Slice
     inner: ForwardPass
     context: Context
@@ -178,7 +178,7 @@ class ContextPass:
         logprobs, entropy = self.inner.tokens(temperature)
         return self._labels(logprobs), self._labels(entropy)
 
-    def comparison(self, temperature: float, of: Compared) -> tuple[torch.Tensor, torch.Tensor]:
+    def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """As `ForwardPass.comparison` of the whole micro-batch."""
         gaps, entropy = self.inner.comparison(temperature, of)
         return self._labels(gaps), self._labels(entropy)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.batches.packing import Packed, SampleRun
+from millrace.trainers.batches.packing import MicroBatch, SampleRun
 
 
-def pad_row(batch: Packed, multiple: int) -> Packed:
+def pad_row(batch: MicroBatch, multiple: int) -> MicroBatch:
     """The same micro-batch with its row filled up to a multiple; the fillers are samples of one token."""
     length = batch.tokens.shape[1]
     more = -length % multiple
@@ -39,13 +39,13 @@ class Slice:
     be used. labels: how many labels each rank has. order: where label i of the whole is among the ranks' labels one
     after another. length: tokens of the whole row before padding."""
 
-    batch: Packed
+    batch: MicroBatch
     labels: tuple[int, ...]
     order: torch.Tensor
     length: int
 
 
-def take(batch: Packed, rank: int, size: int) -> Slice:
+def take(batch: MicroBatch, rank: int, size: int) -> Slice:
     """What `rank` of `size` has of `batch`."""
     full_batch = pad_row(batch, size)
     width = full_batch.tokens.shape[1] // size

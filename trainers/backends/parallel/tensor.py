@@ -144,9 +144,9 @@ class SplitHead(_Part):
     """[1, M, H] -> logits [1, M, V], each rank its own words'."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.joined(F.linear(x, self.weight, self.bias))
+        return self.join_logits(F.linear(x, self.weight, self.bias))
 
-    def joined(self, logits: torch.Tensor) -> torch.Tensor:
+    def join_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """[..., V/n] of each rank -> [..., V]."""
         return join(logits, -1, self.team)
 

@@ -28,7 +28,7 @@ from millrace.trainers.backends.torch.chunk import Home
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.backends.torch.offload import TensorShelf, check_roles
 from millrace.trainers.backends.torch.trainee import Trainee
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.weights.state import State
@@ -193,7 +193,7 @@ class TorchBackend(Backend):
     def fills_rows(self) -> bool:
         return has_rows(self._role(ACTOR).model)
 
-    def passes(self, micro: Packed) -> Run:
+    def passes(self, micro: MicroBatch) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""
         for role in (ACTOR, TEACHER):
             if role in self._shelves:
@@ -203,20 +203,20 @@ class TorchBackend(Backend):
 
     # ---- the step
 
-    def score(self, micros: Sequence[Packed], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
+    def score(self, micros: Sequence[MicroBatch], temperature: float, role: str = ACTOR) -> list[torch.Tensor]:
         trainee = self._role(role)
         with self._used(role), self.clock.phase("forward"):
             return trainee.passes.read(
                 micros, lambda run: run.tokens(temperature)[0], [micro.trainable for micro in micros]
             )
 
-    def values(self, micros: Sequence[Packed], role: str = CRITIC) -> list[torch.Tensor]:
+    def values(self, micros: Sequence[MicroBatch], role: str = CRITIC) -> list[torch.Tensor]:
         valuer = self._role(role)
         with self._used(role), self.clock.phase("forward"):
             return valuer.passes.read(micros, lambda run: run.values(), [micro.tokens.shape[1] for micro in micros])
 
     def step(
-        self, micros: Sequence[Packed], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
+        self, micros: Sequence[MicroBatch], algorithm: Algorithm, denominator: float, lr: float, role: str = ACTOR
     ) -> StepResult:
         learner = self._role(role)
         beside = [TEACHER] if TEACHER in algorithm.holds and TEACHER not in algorithm.needs else []

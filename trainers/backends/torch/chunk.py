@@ -53,11 +53,11 @@ class Home:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelChunk:
-    """model: with this rank's parameters. held: which part of the whole model's each one is that learns, in order.
+    """model: with this rank's parameters. shards: which part of the whole model's each one is that learns, in order.
     masters: their fp32 values where the model computes with copies, else empty."""
 
     model: PreTrainedModel
-    held: Sequence[ShardedParameter]
+    shards: Sequence[ShardedParameter]
     masters: Sequence[torch.Tensor]
 
 

@@ -21,7 +21,7 @@ from millrace.trainers.backends.parallel.context import Context, ContextPass, co
 from millrace.trainers.backends.parallel.pipeline import Pipe
 from millrace.trainers.backends.parallel.slices import pad_row
 from millrace.trainers.backends.torch.compute import Compute
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.phase_clock import Clock
 
 
@@ -40,7 +40,7 @@ class Passes:
 
     def one(
         self,
-        micro: Packed,
+        micro: MicroBatch,
         chunk: int = -1,
         hidden: torch.Tensor | None = None,
         teacher: Passes | None = None,
@@ -58,7 +58,7 @@ class Passes:
         return full_pass if self.context is None else context_pass(full_pass, self.context)
 
     def read(
-        self, micros: Sequence[Packed], of: Callable[[Run], torch.Tensor], sizes: Sequence[int]
+        self, micros: Sequence[MicroBatch], of: Callable[[Run], torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
         """The first `sizes` of what `of` makes of a pass of each micro-batch, float32, without gradient, on every rank
         of the cell and on the CPU."""
@@ -76,7 +76,7 @@ class Passes:
 
     def learn(
         self,
-        micros: Sequence[Packed],
+        micros: Sequence[MicroBatch],
         loss: Callable[[Run], torch.Tensor],
         teacher: Passes | None,
         after_backward: Callable[[], None],
@@ -106,7 +106,7 @@ class Passes:
 
         pipeline.run(pipe, self._shapes(row), self._like, forward, before_backward, after_backward)
 
-    def _relay(self, micros: Sequence[Packed]) -> list[torch.Tensor]:
+    def _relay(self, micros: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """What the last stage is given of each micro-batch, where it is; nothing elsewhere."""
         if self.pipe is None:
             return []
@@ -126,7 +126,7 @@ class Passes:
         """Of the hidden states between stages."""
         return torch.bfloat16 if self.compute.bf16 else torch.float32
 
-    def _shapes(self, micros: Sequence[Packed]) -> list[tuple[int, ...]]:
+    def _shapes(self, micros: Sequence[MicroBatch]) -> list[tuple[int, ...]]:
         width = int(self.chunks[0].config.hidden_size)
         return [(1, -(-micro.tokens.shape[1] // self.unit), width) for micro in micros]
 

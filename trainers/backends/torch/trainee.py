@@ -28,7 +28,7 @@ from millrace.trainers.backends.parallel.regions import take
 from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.backends.torch.chunk import Home, make
 from millrace.trainers.backends.torch.passes import Passes
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import NotFormed
 from millrace.trainers.phase_clock import COLLECTIVES
 from millrace.trainers.weights.state import State
@@ -46,8 +46,8 @@ class Trainee:
             stage.index: make(state, stage, place, learns=adam is not None)
             for stage in (pipe.own_stages if pipe else [ONE_STAGE])
         }
-        self._by_stage = {index: chunk.held for index, chunk in chunks.items()}
-        self._parameters = [parameter for chunk in chunks.values() for parameter in chunk.held]
+        self._by_stage = {index: chunk.shards for index, chunk in chunks.items()}
+        self._parameters = [parameter for chunk in chunks.values() for parameter in chunk.shards]
         masters = [tensor for chunk in chunks.values() for tensor in chunk.masters]
         unit = groups.size(CP) * groups.size(TP)
         models = [chunk.model for chunk in chunks.values()]
@@ -93,7 +93,7 @@ class Trainee:
 
     def step(
         self,
-        micros: Sequence[Packed],
+        micros: Sequence[MicroBatch],
         algorithm: Algorithm,
         denominator: float,
         lr: float,

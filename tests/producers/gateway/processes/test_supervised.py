@@ -165,7 +165,7 @@ async def test_a_killed_process_comes_back_with_its_sessions_while_the_other_ser
             # One process from now on: the other goes on with what it holds, and begins nothing.
             flags["gateway.processes"] = 1
             asked = [one for one in programs(load(flags=flags), variables(flags)) if one.name.startswith("gateway")]
-            assert [(one.name, one.again) for one in asked] == [("gateway", True), ("gateway-1", False)]
+            assert [(one.name, one.revives) for one in asked] == [("gateway", True), ("gateway-1", False)]
             await asyncio.to_thread(supervisor.up, asked)
             late = Talk(2 * CLIENTS, f"http://{LOCALHOST}:{port}")
             async with asyncio.timeout(PATIENCE_S):

@@ -20,7 +20,7 @@ from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.backends.factory import make_backend
 from millrace.trainers.backends.layout import REFERENCE, REWARD_MODEL, Layout
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, CheckpointError, NotFormed
 from millrace.trainers.learning import Report, Schedule, Trainer
@@ -72,7 +72,7 @@ class SickOn(Sft):
         super().__init__()
         object.__setattr__(self, "sick", sick)
 
-    def loss(self, logprobs: Any, entropy: Any, batch: Packed) -> tuple[Any, Sums]:
+    def loss(self, logprobs: Any, entropy: Any, batch: MicroBatch) -> tuple[Any, Sums]:
         loss, sums = super().loss(logprobs, entropy, batch)
         return (loss + float("inf") if self.sick else loss), sums
 

@@ -33,8 +33,8 @@ def test_the_three_families() -> None:
     assert (qwen3.qkv_bias, qwen3.qk_norm, qwen3.experts) == (False, True, 0)
     assert (qwen2.layers, qwen2.hidden, qwen2.heads, qwen2.groups, qwen2.head, qwen2.ffn) == (2, 32, 4, 2, 8, 48)
     sparse = of("qwen3_moe", norm_topk_prob=False, **EXPERTS)
-    assert (sparse.experts, sparse.chosen, sparse.ffn, sparse.renormalised) == (4, 2, 16, False)
-    assert of("qwen3_moe", norm_topk_prob=True, **EXPERTS).renormalised
+    assert (sparse.experts, sparse.experts_per_token, sparse.ffn, sparse.is_renormalising) == (4, 2, 16, False)
+    assert of("qwen3_moe", norm_topk_prob=True, **EXPERTS).is_renormalising
     assert of("qwen3", tie_word_embeddings=True).tied
     assert of("qwen2", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).theta == 5e5
 

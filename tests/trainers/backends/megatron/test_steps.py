@@ -19,7 +19,7 @@ from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.factory import make_backend
-from millrace.trainers.batches.packing import Packed
+from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.learning import Report, Schedule, Trainer
 from millrace.trainers.weights import checkpoint
@@ -46,7 +46,7 @@ class Outcome:
 class Sick(Sft):
     """SFT whose loss is no number where the batch's first group is, so on one cell alone."""
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         loss, sums = super().loss(logprobs, entropy, batch)
         return (loss * torch.nan if any(sample.seq == 0 for sample in batch.members) else loss), sums
 

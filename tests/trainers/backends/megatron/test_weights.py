@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.trainers.backends.layout import MEGATRON, Layout
 from millrace.trainers.backends.megatron.config import Architecture, expert_tensor
-from millrace.trainers.backends.megatron.weights import Coordinates, check_state, empty, fill, pieces, shapes
+from millrace.trainers.backends.megatron.weights import Coordinates, check_state, drain, fill, pieces, shapes
 from millrace.trainers.errors import CheckpointError
 
 DENSE = Architecture(
@@ -118,7 +118,7 @@ def test_there_and_back(chosen: tuple[Architecture, Layout]) -> None:
             assert not local.isnan().any()
             invented = local[local != 0].numel() - local.unique()[local.unique() != 0].numel()
             assert invented == 0, "no element lies in two places of a parameter"
-            empty(local, found, back)
+            drain(local, found, back)
     for name, tensor in full.items():
         assert torch.equal(back[name], tensor), name
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.stages import PipelineStage, name_of
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.weights.state import State
 from tests.support.samples import random_samples, small_state
@@ -30,7 +30,7 @@ def stages(state: State, count: int) -> list[PreTrainedModel]:
     return made
 
 
-def chain(models: list[PreTrainedModel], batch: Packed) -> torch.Tensor:
+def chain(models: list[PreTrainedModel], batch: MicroBatch) -> torch.Tensor:
     hidden = None
     for model in models:
         given = {"input_ids": batch.tokens} if hidden is None else {"inputs_embeds": hidden}

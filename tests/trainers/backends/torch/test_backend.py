@@ -12,7 +12,7 @@ from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import Packed, pack
+from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, CheckpointError, NotFormed
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.weights import checkpoint
@@ -118,7 +118,7 @@ class Poisoned(Sft):
         object.__setattr__(self, "calls", iter(range(100)))
         object.__setattr__(self, "sick", sick)
 
-    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: Packed) -> tuple[torch.Tensor, Sums]:
+    def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         loss, sums = super().loss(logprobs, entropy, batch)
         return (self.poison(loss) if next(self.calls) in self.sick else loss), sums
 
