@@ -44,7 +44,7 @@ def main() -> None:
 
     def decode(value: bytes) -> None:
         name = codec.name_of(value)
-        record: Any = schemaless_reader(io.BytesIO(value[codec.HEAD :]), current(name).parsed, None)
+        record: Any = schemaless_reader(io.BytesIO(value[codec.HEAD :]), current(name).definition, None)
         if name == "Event":
             decode(record["body"])
 

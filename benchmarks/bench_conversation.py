@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.producers.gateway.sessions.request_trail import RequestTrail
-from millrace.schemas.requests import RequestStore, outlined
+from millrace.schemas.requests import RequestStore, outline_request
 
 WORDS = [
     "the",
@@ -74,14 +74,14 @@ def requests(turns: int) -> list[bytes]:
 
 def stored(trail: RequestTrail, body: bytes) -> bytes:
     """What the record of one more call holds."""
-    return trail.compress(body, outlined(body)).request
+    return trail.compress(body, outline_request(body)).request
 
 
 def shortened(sent: list[bytes]) -> list[bytes]:
     """What the records of these calls hold of their requests, checked to say all of them."""
     trail, store, kept = RequestTrail(), RequestStore(), []
     for at, body in enumerate(sent):
-        outline = outlined(body)
+        outline = outline_request(body)
         left = trail.compress(body, outline)
         trail.add(str(at), outline)
         call = {"request": left.request, "request_base": left.base, "request_kept": left.overlap}
@@ -122,7 +122,7 @@ def main() -> None:
         new = len(sent[-1])
         trail = RequestTrail()
         for at, body in enumerate(sent[:-1]):
-            trail.add(str(at), outlined(body))
+            trail.add(str(at), outline_request(body))
         spent = microseconds(partial(stored, trail, sent[-1]))
         parse = microseconds(partial(orjson.loads, sent[-1]))
         table.add_row(

@@ -38,7 +38,7 @@ def large(count: int) -> Iterator[bytes]:
         call |= {"prompt_ids": arrays.pack(ids[:half]), "output_ids": arrays.pack(ids[half:])}
         call |= {"output_logprobs": arrays.pack(-random.random(half, dtype=np.float32)), "response_id": new_id()}
         call |= {"output_versions": arrays.pack(np.full(half, 7, np.int32))}
-        yield codec.encode_named("Event", event(codec.encode_body("model_call", call)))
+        yield codec.encode_by_name("Event", event(codec.encode_body("model_call", call)))
 
 
 def rewards(count: int) -> Iterator[bytes]:
@@ -48,8 +48,8 @@ def rewards(count: int) -> Iterator[bytes]:
     body |= dict.fromkeys(("span_start", "span_end", "label", "failure", "critique", "supersedes", "signal"))
     body |= {"confidence": None, "observed_at": 1}
     for _ in range(count):
-        whole = event(codec.encode_named("Reward", body | {"reward_id": new_id()})) | {"kind": "reward"}
-        yield codec.encode_named("Event", whole)
+        whole = event(codec.encode_by_name("Reward", body | {"reward_id": new_id()})) | {"kind": "reward"}
+        yield codec.encode_by_name("Event", whole)
 
 
 def completions(count: int) -> Iterator[bytes]:
@@ -59,7 +59,7 @@ def completions(count: int) -> Iterator[bytes]:
     record |= {"missing": [], "trajectories": [place] * 8, "tokens": [64] * 8, "rewards": [1.0] * 8, "v_head": 1}
     record |= {"v_tail": 2, "reason": None, "time": 1}
     for ticket in range(count):
-        yield codec.encode_named("Completion", record | {"group": f"{ticket}", "ticket": ticket})
+        yield codec.encode_by_name("Completion", record | {"group": f"{ticket}", "ticket": ticket})
 
 
 def ingested(name: str, values: Iterator[bytes], store: TableDirectory) -> tuple[float, int]:

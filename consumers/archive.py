@@ -25,7 +25,7 @@ LOOK_S = 30.0
 """between two looks at the topics"""
 
 
-class Verified(NamedTuple):
+class ShelfTotals(NamedTuple):
     """One partition whose segments were read whole: how many there are, their records and the bytes of their files."""
 
     shelf: Shelf
@@ -38,8 +38,8 @@ def run(settings: Settings) -> None:
     with connect(settings) as bus:
         while True:
             try:
-                for kept in archiver(settings, bus).run():
-                    log.info("archived %s/%d %s", kept.topic, kept.partition, told(kept))
+                for entry in archiver(settings, bus).run():
+                    log.info("archived %s/%d %s", entry.topic, entry.partition, segment_text(entry))
             except (UnreachableError, StorageError) as error:
                 log.warning("tried again in %d s: %s", LOOK_S, error)
             time.sleep(LOOK_S)
@@ -52,15 +52,15 @@ def once(settings: Settings, bus: Bus) -> Iterator[ArchivedSegment]:
 
 def archiver(settings: Settings, bus: Bus, close_s: float | None = None) -> Archiver:
     """What archives the namespace as `[archive]` says."""
-    chosen = settings.archive
+    options = settings.archive
     return Archiver(
         bus,
         Archive(settings.archive_root),
         settings.namespace,
         ClaimStore(settings.claims),
-        segment_bytes=chosen.segment_mb << 20,
-        close_s=chosen.close_hours * 3600 if close_s is None else close_s,
-        raw=chosen.raw,
+        segment_bytes=options.segment_mb << 20,
+        close_s=options.close_hours * 3600 if close_s is None else close_s,
+        raw=options.raw,
     )
 
 
@@ -71,14 +71,14 @@ def shelves(settings: Settings) -> Iterator[Shelf]:
         yield from archive.shelves(topic).values()
 
 
-def verify(settings: Settings, shelf: Shelf) -> Verified:
+def verify(settings: Settings, shelf: Shelf) -> ShelfTotals:
     """Read every segment of a partition. Raises ArchiveError naming the first that is damaged, and the offset."""
     archive = Archive(settings.archive_root)
     records = sum(1 for one in shelf.segments for _ in archive.rows(shelf.topic, shelf.partition, one))
-    return Verified(shelf, records, sum(one.size for one in shelf.segments))
+    return ShelfTotals(shelf, records, sum(one.size for one in shelf.segments))
 
 
-def told(kept: ArchivedSegment) -> str:
+def segment_text(entry: ArchivedSegment) -> str:
     """A segment in words."""
-    segment = kept.segment
+    segment = entry.segment
     return f"offsets {segment.first} to {segment.end - 1}: {segment.records} records, {segment.size} bytes"

@@ -15,10 +15,10 @@ def today(settings: Settings, *branches: str) -> TenantRules:
     names = (policy.name, *branches)
     tenancy = Tenancy(settings.governance, dict.fromkeys(names, policy.tenant) if policy.tenant else {})
 
-    def allowed(tenant: str, split: Split) -> str | None:
+    def refusal(tenant: str, split: Split) -> str | None:
         for verdict in (tenancy.decide(tenant, name, split, None) for name in names):
             if verdict.eligibility in ("denied", "audit_only"):
                 return f"{verdict.eligibility} today: {verdict.reason}"
         return None
 
-    return allowed
+    return refusal

@@ -25,10 +25,10 @@ from millrace.schemas.records import Evaluation, TaskScore
 from millrace.schemas.registry import by_fingerprint
 
 
-def named(evaluation: Evaluation) -> Evaluation:
+def with_id(evaluation: Evaluation) -> Evaluation:
     """The evaluation with the id that belongs to it; its own `id` is ignored."""
-    unnamed: Evaluation = {**evaluation, "id": ""}
-    return {**unnamed, "id": hashlib.sha256(codec.encode("Evaluation", unnamed)).hexdigest()}
+    content: Evaluation = {**evaluation, "id": ""}
+    return {**content, "id": hashlib.sha256(codec.encode("Evaluation", content)).hexdigest()}
 
 
 def stored_id(value: bytes) -> str:
@@ -44,8 +44,8 @@ def stored_id(value: bytes) -> str:
 
 def means(tasks: Sequence[TaskScore]) -> list[float]:
     """The mean reward of the judged answers to each task that has any."""
-    judged = [[reward for reward in task["rewards"] if reward is not None] for task in tasks]
-    return [math.fsum(rewards) / len(rewards) for rewards in judged if rewards]
+    verdicts = [[reward for reward in task["rewards"] if reward is not None] for task in tasks]
+    return [math.fsum(rewards) / len(rewards) for rewards in verdicts if rewards]
 
 
 def mean_of(tasks: Sequence[TaskScore]) -> tuple[float | None, float | None]:
@@ -63,9 +63,9 @@ def publish(settings: Settings, bus: Bus, evaluation: Evaluation) -> Place:
     Raises TopicError where that topic is missing, UnreachableError when the log does not answer."""
     topic = full_name(settings.namespace, f"{evaluation['policy']}.scores")
     bus.partitions(topic)  # Kafka would create a missing one, with settings of its own
-    data = ClaimStore(settings.claims).fitting("Evaluation", codec.encode("Evaluation", named(evaluation)))
+    data = ClaimStore(settings.claims).fitting("Evaluation", codec.encode("Evaluation", with_id(evaluation)))
     key = "" if evaluation["version"] is None else str(evaluation["version"])
     with bus.publisher() as publisher:
-        handed = publisher.publish(Outgoing(topic, key.encode(), data))
+        delivery = publisher.publish(Outgoing(topic, key.encode(), data))
         publisher.flush()
-        return handed.result()
+        return delivery.result()

@@ -65,9 +65,9 @@ def begin(settings: Settings, state: State, bus: Bus, parent: tuple[str, int] | 
     _refuse_existing(settings, bus)  # before the fence, which would cost running learners a regroup
     with bus.transactor(policy_names.transactional_id(settings)) as transactor:
         _refuse_existing(settings, bus)
-        written = checkpoint.write(policy_names.weights_root(settings), 0, state)
-        tokenizer_hash = manifest.subset_hash(manifest.Manifest(written.files), TOKENIZER)
-        event = _event(settings, written, tokenizer_hash, delta_files.full_size(written.path), parent)
+        version_files = checkpoint.write(policy_names.weights_root(settings), 0, state)
+        tokenizer_hash = manifest.subset_hash(manifest.Manifest(version_files.files), TOKENIZER)
+        event = _event(settings, version_files, tokenizer_hash, delta_files.full_size(version_files.path), parent)
         transactor.begin()
         transactor.send(Outgoing(weights, event["policy"].encode(), codec.encode("WeightVersion", event)))
         transactor.send(Outgoing(ledger_topic, b"0", codec.encode("LedgerEntry", _entry(event))))
@@ -94,9 +94,9 @@ def _refuse_existing(settings: Settings, bus: Bus) -> None:
 
 def template_hash(directory: Path) -> str:
     """sha256 hex of the chat template of a model directory, of nothing when it has none."""
-    own = directory / "chat_template.jinja"
-    if own.is_file():
-        return hashlib.sha256(own.read_bytes()).hexdigest()
+    template_file = directory / "chat_template.jinja"
+    if template_file.is_file():
+        return hashlib.sha256(template_file.read_bytes()).hexdigest()
     settings = directory / "tokenizer_config.json"
     template = json.loads(settings.read_bytes()).get("chat_template") if settings.is_file() else None
     text = template if isinstance(template, str) else json.dumps(template, sort_keys=True) if template else ""
@@ -104,18 +104,18 @@ def template_hash(directory: Path) -> str:
 
 
 def _event(
-    settings: Settings, written: Checkpoint, tokenizer_hash: str, full_bytes: int, parent: tuple[str, int] | None
+    settings: Settings, version_files: Checkpoint, tokenizer_hash: str, full_bytes: int, parent: tuple[str, int] | None
 ) -> WeightVersion:
     return {
         "policy": settings.policy.name,
         "version": 0,
         "parent": parent[1] if parent else None,
         "mode": "full",
-        "uri": str(written.path),
-        "digest": written.digest,
-        "files": dict(written.files),
+        "uri": str(version_files.path),
+        "digest": version_files.digest,
+        "files": dict(version_files.files),
         "tokenizer_hash": tokenizer_hash,
-        "template_hash": template_hash(written.path),
+        "template_hash": template_hash(version_files.path),
         "seq_lo": 0,
         "seq_hi": 0,
         "batch": settings.policy.batch,

@@ -38,6 +38,6 @@ def unpack(record: Array) -> npt.NDArray[Any]:
     return np.frombuffer(record["data"], dtype)
 
 
-def empty(dtype: str) -> Array:
+def empty_array(dtype: str) -> Array:
     """An array record without elements."""
     return {"dtype": dtype, "data": b""}

@@ -28,7 +28,7 @@ VERSION = 2
 
 _PURPOSE = b"millrace event 2\0"
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
-_REQUIRED = object()
+_NO_DEFAULT = object()
 Canonical = Callable[[Any], object]
 CanonicalRecord = Callable[[Mapping[str, object]], dict[str, object]]
 
@@ -36,50 +36,50 @@ LONG = 1 << 16
 """bytes of a body from which on a link may be begun before its event has a place in the chain"""
 
 
-class Begun(NamedTuple):
+class LinkPrefix(NamedTuple):
     """A link up to the end of its event's body: `before` is what stands before that body, `digest` covers both."""
 
     before: bytes
     digest: hashlib._Hash
 
 
-def begin(event: Event) -> Begun:
+def begin(event: Event) -> LinkPrefix:
     """The long part of a link of version 2, which is the same wherever in its chain the event will stand: any thread
     may make it. Raises ValueError for a body of less than `LONG` bytes."""
     before, _ = _around_body(_event()(event), len(event["body"]))
     digest = hashlib.sha256(_PURPOSE + before)
     digest.update(event["body"])
-    return Begun(before, digest)
+    return LinkPrefix(before, digest)
 
 
-def event_hash(prev: bytes, event: Event, begun: Begun | None = None) -> bytes:
+def event_hash(prev: bytes, event: Event, prefix: LinkPrefix | None = None) -> bytes:
     """The 32-byte link after `prev` of a `schemas` Event, by the event's own `hash_version`.
 
-    `prev` is the former link of the same chain, or START. `begun`: what `begin` made of the same body; where the event
+    `prev` is the former link of the same chain, or START. `prefix`: what `begin` made of the same body; where the event
     has changed in front of it, the link is made anew."""
     if event.get("hash_version", 1) == 1:
         return _identity_hash(prev, event)
-    covered = _event()(event) | {"prev_hash": prev}
-    if begun is not None:
-        before, behind = _around_body(covered, len(event["body"]))
-        if before == begun.before:
-            digest = begun.digest.copy()
+    fields = _event()(event) | {"prev_hash": prev}
+    if prefix is not None:
+        before, behind = _around_body(fields, len(event["body"]))
+        if before == prefix.before:
+            digest = prefix.digest.copy()
             digest.update(behind)
             return digest.digest()
     digest = hashlib.sha256(_PURPOSE)
-    digest.update(_encode(covered))  # apart: an event may have megabytes
+    digest.update(_encode(fields))  # apart: an event may have megabytes
     return digest.digest()
 
 
-def _around_body(covered: Mapping[str, object], size: int) -> tuple[bytes, bytes]:
+def _around_body(fields: Mapping[str, object], size: int) -> tuple[bytes, bytes]:
     """How an event's canonical fields are written before and behind the bytes of its body."""
     if size < LONG:
         raise ValueError(f"a body of {size} bytes is not begun ahead of its link")
-    whole = _encode({**covered, "body": b""})
-    start = 1 if len(covered) < 16 else 3  # how many fields follow
-    start += sum(len(_encode(name)) + len(_encode(covered[name])) for name in covered if name < "body")
+    data = _encode({**fields, "body": b""})
+    start = 1 if len(fields) < 16 else 3  # how many fields follow
+    start += sum(len(_encode(name)) + len(_encode(fields[name])) for name in fields if name < "body")
     start += len(_encode("body"))
-    return whole[:start] + struct.pack(">BI", 0xC6, size), whole[start + len(_encode(b"")) :]
+    return data[:start] + struct.pack(">BI", 0xC6, size), data[start + len(_encode(b"")) :]
 
 
 def _identity_hash(prev: bytes, event: Event) -> bytes:
@@ -100,13 +100,15 @@ def _identity_hash(prev: bytes, event: Event) -> bytes:
 
 @cache
 def _event() -> CanonicalRecord:
-    schema = current("Event").parsed
+    schema = current("Event").definition
     return _record({**schema, "fields": [field for field in schema["fields"] if field["name"] != "hash"]}, {})
 
 
-def _record(schema: AvroSchema, known: dict[str, Canonical]) -> CanonicalRecord:
+def _record(schema: AvroSchema, by_name: dict[str, Canonical]) -> CanonicalRecord:
     """What a record's fields are without those at their default."""
-    fields = [(field["name"], field.get("default", _REQUIRED), _of(field["type"], known)) for field in schema["fields"]]
+    fields = [
+        (field["name"], field.get("default", _NO_DEFAULT), _of(field["type"], by_name)) for field in schema["fields"]
+    ]
 
     def canonical(record: Mapping[str, object]) -> dict[str, object]:
         out = {}
@@ -116,25 +118,29 @@ def _record(schema: AvroSchema, known: dict[str, Canonical]) -> CanonicalRecord:
                 out[name] = value if inner is None else inner(value)
         return out
 
-    known[schema["name"]] = canonical
+    by_name[schema["name"]] = canonical
     return canonical
 
 
-def _of(kind: AvroType, known: dict[str, Canonical]) -> Canonical | None:
+def _of(kind: AvroType, by_name: dict[str, Canonical]) -> Canonical | None:
     """How a value of a type becomes canonical; None where it is canonical as it is."""
     if isinstance(kind, list):
-        inner = [found for found in (_of(each, known) for each in kind if each != "null") if found is not None]
+        inner = [
+            canonical
+            for canonical in (_of(member, by_name) for member in kind if member != "null")
+            if canonical is not None
+        ]
         return _unless_none(inner[0]) if inner else None
     if isinstance(kind, str):
-        return known.get(kind)
+        return by_name.get(kind)
     match kind["type"]:
         case "record":
-            return _record(kind, known)
+            return _record(kind, by_name)
         case "array":
-            item = _of(kind["items"], known)
+            item = _of(kind["items"], by_name)
             return None if item is None else lambda values: [item(value) for value in values]
         case "map":
-            value_of = _of(kind["values"], known)
+            value_of = _of(kind["values"], by_name)
             return None if value_of is None else lambda table: {name: value_of(table[name]) for name in table}
         case _:
             return None

@@ -5,8 +5,8 @@ Invariants: what `encode` wrote, `decode` of this and of every later release rea
 silence, at any depth.
 
 `encode`, `decode_as`, `encode_body` and `decode_body` are typed by the literal name or kind that they are given (the
-types are generated, in `records`), so that the type checker finds a misspelt key. `encode_named` and `decode_named` are
-the same functions for callers that learn the name at run time."""
+types are generated, in `records`), so that the type checker finds a misspelt key. `encode_by_name` and `decode_by_name`
+are the same functions for callers that learn the name at run time."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ HEAD = len(MARK) + 8
 @cache
 def _head(name: str) -> tuple[bytes, Schema, Check]:
     schema = current(name)
-    return MARK + schema.fingerprint, schema, check_of(schema.parsed)
+    return MARK + schema.fingerprint, schema, check_of(schema.definition)
 
 
-def encode_named(name: str, record: Mapping[str, object]) -> bytes:
+def encode_by_name(name: str, record: Mapping[str, object]) -> bytes:
     """The bytes of a record. Raises UnknownKey for a key that its schema does not have, CorruptRecord for whatever else
     does not fit the schema, UnknownSchema for a foreign name."""
     head, schema, check = _head(name)
@@ -66,11 +66,11 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
     return writer.name, record
 
 
-def decode_named(name: str, data: bytes) -> Any:
+def decode_by_name(name: str, data: bytes) -> Any:
     """The record, which must be a `name`. Raises CorruptRecord when it is another."""
-    found, record = decode(data)
-    if found != name:
-        raise CorruptRecord(f"expected a {name}, found a {found}")
+    record_name, record = decode(data)
+    if record_name != name:
+        raise CorruptRecord(f"expected a {name}, found a {record_name}")
     return record
 
 
@@ -83,11 +83,11 @@ def name_of(data: bytes) -> str:
 
 def _encode_body(kind: str, body: Mapping[str, object]) -> bytes:
     """The stored bytes of an event body of this kind."""
-    return encode_named(BODIES[kind], body)
+    return encode_by_name(BODIES[kind], body)
 
 
-encode: Encode = encode_named
-decode_as: DecodeAs = decode_named
+encode: Encode = encode_by_name
+decode_as: DecodeAs = decode_by_name
 encode_body: EncodeBody = _encode_body
-decode_body: DecodeBody = lambda kind, data: decode_named(BODIES[kind], data)  # noqa: E731
+decode_body: DecodeBody = lambda kind, data: decode_by_name(BODIES[kind], data)  # noqa: E731
 """Raises CorruptRecord when the bytes are another kind's."""

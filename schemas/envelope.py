@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from millrace.schemas.chain import START, VERSION, Begun, event_hash
+from millrace.schemas.chain import START, VERSION, LinkPrefix, event_hash
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import Event, EventKind, Split
 
-UNCHAINED = -1
+NO_STEP = -1
 """step of an event that belongs to no chain"""
 
 
@@ -31,7 +31,7 @@ class Belonging(NamedTuple):
     spawn_call: str | None = None
 
 
-class Numbered(NamedTuple):
+class EventNumber(NamedTuple):
     """Who numbers an event, in which incarnation, and its number; None: nobody does."""
 
     source: str
@@ -42,21 +42,21 @@ class Numbered(NamedTuple):
 class ChainLink(NamedTuple):
     """Where an event stands in the chain of its trajectory: its step, and the link of the event before it."""
 
-    step: int = UNCHAINED
+    step: int = NO_STEP
     link: bytes = START
 
 
-def unlinked(
-    whose: Belonging,
+def draft(
+    belonging: Belonging,
     kind: EventKind,
     body: bytes,
     *,
     id: str,
     actor: str,
-    number: Numbered,
+    number: EventNumber,
     after: ChainLink,
-    happened: Micros,
-    captured: Micros,
+    event_time: Micros,
+    capture_time: Micros,
     parent_event: str | None = None,
     span_id: str | None = None,
 ) -> Event:
@@ -64,20 +64,20 @@ def unlinked(
     return {
         "id": id,
         "kind": kind,
-        "tenant": whose.tenant,
-        "policy": whose.policy,
-        "group": whose.group,
-        "root_trajectory": whose.root,
-        "trajectory": whose.trajectory,
-        "parent_trajectory": whose.parent,
+        "tenant": belonging.tenant,
+        "policy": belonging.policy,
+        "group": belonging.group,
+        "root_trajectory": belonging.root,
+        "trajectory": belonging.trajectory,
+        "parent_trajectory": belonging.parent,
         "parent_event": parent_event,
-        "spawn_call": whose.spawn_call,
-        "attempt": whose.attempt,
+        "spawn_call": belonging.spawn_call,
+        "attempt": belonging.attempt,
         "step": after.step,
         "actor": actor,
-        "split": whose.split,
-        "event_time": happened,
-        "capture_time": captured,
+        "split": belonging.split,
+        "event_time": event_time,
+        "capture_time": capture_time,
         "log_time": None,
         "source": number.source,
         "source_epoch": number.epoch,
@@ -87,7 +87,7 @@ def unlinked(
         "hash_version": VERSION,
         "source_place": None,
         "source_hash": None,
-        "trace_id": whose.trace_id,
+        "trace_id": belonging.trace_id,
         "span_id": span_id,
         "governance": None,
         "body_encoding": "plain",
@@ -95,9 +95,9 @@ def unlinked(
     }
 
 
-def linked(event: Event, begun: Begun | None = None) -> Event:
-    """The same event with its link, by the link before it that it names. begun: what `chain.begin` made of it. Pure."""
-    return {**event, "hash": event_hash(event["prev_hash"], event, begun)}
+def link(event: Event, prefix: LinkPrefix | None = None) -> Event:
+    """The event with its link, by the link before it that it names. prefix: what `chain.begin` made of it. Pure."""
+    return {**event, "hash": event_hash(event["prev_hash"], event, prefix)}
 
 
 def headers_of(event: Event, source: str | None = None) -> dict[str, str]:

@@ -27,8 +27,8 @@ def make_label(policy: str, version: int) -> str:
 
 def parse_label(label: str) -> tuple[str, int] | None:
     """(policy, version), or None for anything that `make_label` did not write."""
-    found = _LABEL.fullmatch(label)
-    return (found["policy"], int(found["version"])) if found else None
+    match = _LABEL.fullmatch(label)
+    return (match["policy"], int(match["version"])) if match else None
 
 
 def base_label(digest: str) -> str:

@@ -33,12 +33,12 @@ def beyond(name: str, record: Mapping[str, object]) -> str | None:
 
 def _first(fields: FieldChecks, record: Mapping[str, Any]) -> tuple[str, float] | None:
     """The first field that is beyond its bound, and the bound."""
-    names, others = fields
+    names, checks = fields
     for field in names:
         value = record.get(field)
-        if value is not None and len(value) > _SHORT and _name(value) is not None:
+        if value is not None and len(value) > _NAME_CHARACTERS and _name(value) is not None:
             return field, bounds.NAME_BYTES
-    for field, check in others:
+    for field, check in checks:
         value = record.get(field)
         if value is not None and (bound := check(value)) is not None:
             return field, bound
@@ -54,12 +54,12 @@ def _text(value: object) -> None:
     """Content: as long as its event may be."""
 
 
-_SHORT = bounds.NAME_BYTES // 4
+_NAME_CHARACTERS = bounds.NAME_BYTES // 4
 """A character has at most four bytes, so names of as many characters need not be encoded."""
 
 
 def _name(value: str) -> int | None:
-    return bounds.NAME_BYTES if len(value) > _SHORT and _size(value) > bounds.NAME_BYTES else None
+    return bounds.NAME_BYTES if len(value) > _NAME_CHARACTERS and _size(value) > bounds.NAME_BYTES else None
 
 
 def _size(value: str) -> int:
@@ -146,13 +146,13 @@ def _fields(name: str) -> FieldChecks:
     """(the fields that are names, other fields and their checks) of a record, without those that always pass. Whether a
     field may be null is not asked here: the codec tells."""
     rules = _RULES.get(name, {})
-    parsed = current(name).parsed
-    made = [(field["name"], _check(_given(field["type"]), rules.get(field["name"]))) for field in parsed["fields"]]
-    names = tuple(field for field, check in made if check is _name)
-    return names, tuple((field, check) for field, check in made if check not in (_ANY, _name))
+    schema = current(name).definition
+    checks = [(field["name"], _check(_non_null(field["type"]), rules.get(field["name"]))) for field in schema["fields"]]
+    names = tuple(field for field, check in checks if check is _name)
+    return names, tuple((field, check) for field, check in checks if check not in (_ANY, _name))
 
 
-def _given(kind: AvroType) -> AvroType:
+def _non_null(kind: AvroType) -> AvroType:
     """A type without null."""
     return next(one for one in kind if one != "null") if isinstance(kind, list) else kind
 
@@ -183,7 +183,7 @@ def _check(kind: AvroType, rule: Check | None) -> Check:
 
 
 def _record(name: str) -> Check:
-    if current(name).parsed["type"] != "record":
+    if current(name).definition["type"] != "record":
         return _ANY
     fields = _fields(name)
     return lambda record: None if (first := _first(fields, record)) is None else first[1]

@@ -74,28 +74,28 @@ class Schema:
     name: str
     fingerprint: bytes
     """8 bytes, CRC-64-AVRO of the canonical form, little-endian as single-object encoding wants it"""
-    parsed: AvroSchema
+    definition: AvroSchema
     avro: fastavro.types.Schema
-    """`parsed`, as fastavro has it typed"""
+    """`definition`, as fastavro has it typed"""
 
 
 class _Files(AbstractSchemaRepository):
     """Finds `millrace.Name` in `avro/Name.avsc`."""
 
     def load(self, name: str) -> AvroSchema:
-        found: AvroSchema = json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())
-        return found
+        schema: AvroSchema = json.loads((AVRO / f"{name.removeprefix(NAMESPACE + '.')}.avsc").read_text())
+        return schema
 
 
 def _schema(name: str, avro: fastavro.types.Schema) -> Schema:
     assert isinstance(avro, dict), "a record's schema is a JSON object"
-    parsed = cast(AvroSchema, avro)
-    return Schema(name, fingerprint_of(parsed), parsed, avro)
+    definition = cast(AvroSchema, avro)
+    return Schema(name, fingerprint_of(definition), definition, avro)
 
 
-def fingerprint_of(parsed: AvroSchema) -> bytes:
+def fingerprint_of(definition: AvroSchema) -> bytes:
     """The 8 bytes that stand for a schema in single-object encoding."""
-    return bytes.fromhex(fingerprint(to_parsing_canonical_form(cast(fastavro.types.Schema, parsed)), "CRC-64-AVRO"))
+    return bytes.fromhex(fingerprint(to_parsing_canonical_form(cast(fastavro.types.Schema, definition)), "CRC-64-AVRO"))
 
 
 @cache
@@ -115,11 +115,11 @@ def current(name: str) -> Schema:
 
 @cache
 def _past() -> dict[bytes, Schema]:
-    found = {}
+    schemas = {}
     for path in HISTORY.glob("*/*.avsc"):
         schema = _schema(path.parent.name, parse_schema(json.loads(path.read_text())))
-        found[schema.fingerprint] = schema
-    return found
+        schemas[schema.fingerprint] = schema
+    return schemas
 
 
 @cache

@@ -6,7 +6,7 @@ left out of the record: leading items of the lists at its top level (messages, i
 (instructions, a schema). What stays is JSON of the same form, so it is looked through, shown and asked for like any
 other; `request_kept` says what was left out of it.
 
-Invariants: `rebuilt` gives back the very bytes that were shortened, or nothing; what is left out is compared by digests
+Invariants: `rebuild` gives back the very bytes that were shortened, or nothing; what is left out is compared by digests
 of its bytes, never by what it means; only the structure says where it stood, so that texts may be taken out of both
 requests meanwhile; no bytes whatsoever raise. Pure."""
 
@@ -71,79 +71,79 @@ def outline(body: bytes) -> dict[str, Value] | None:
     none, or has too many of them."""
     if body[:1] != b"{" and body.lstrip(_SPACE)[:1] != b"{":
         return None
-    masked = body
+    text = body
     if b"\\" in body:
         # Same length, and bytes that mean nothing here: what is left of quotes begins or ends a string.
-        masked = body.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\1\1")
-    found = _few_marks(masked) if len(masked) < MANY else _many_marks(masked)
-    return None if found is None or len(found[0]) > MOST_ITEMS else _values(body, *found)
+        text = body.replace(b"\\\\", b"\1\1").replace(b'\\"', b"\1\1")
+    marks = _few_marks(text) if len(text) < MANY else _many_marks(text)
+    return None if marks is None or len(marks[0]) > MOST_ITEMS else _values(body, *marks)
 
 
-def _few_marks(masked: bytes) -> Marks:
+def _few_marks(text: bytes) -> Marks:
     """What stands outside of strings at the top of a text, one mark after the other."""
-    at, what, level = list[int](), list[int](), list[int]()
+    at, kinds, level = list[int](), list[int](), list[int]()
     deep = start = 0
-    for number, part in enumerate(masked.split(b'"')):
+    for number, part in enumerate(text.split(b'"')):
         if number % 2 == 0 and part:  # between two strings
-            for found in _MARK.finditer(part):
-                mark = _MARKS[part[found.start()]]
+            for match in _MARK.finditer(part):
+                mark = _MARKS[part[match.start()]]
                 deep += mark == OPEN
                 if deep <= 2:
-                    at.append(start + found.start())
-                    what.append(mark)
+                    at.append(start + match.start())
+                    kinds.append(mark)
                     level.append(deep)
                 deep -= mark == CLOSE
         start += len(part) + 1
-    return at, what, level
+    return at, kinds, level
 
 
-def _many_marks(masked: bytes) -> Marks | None:
+def _many_marks(text: bytes) -> Marks | None:
     """The same, all at once, for a long text; None where there are more than `MOST_ITEMS`."""
-    marks = np.frombuffer(masked.translate(_MARKS), np.uint8)
+    marks = np.frombuffer(text.translate(_MARKS), np.uint8)
     at = np.flatnonzero(marks)
-    what = marks[at]
-    quotes = what == QUOTE
+    kinds = marks[at]
+    quotes = kinds == QUOTE
     outside = ~quotes & ((np.cumsum(quotes, dtype=np.int32) & 1) == 0)
-    at, what = at[outside], what[outside]
-    depth = np.cumsum(_STEPS[what], dtype=np.int32)
-    level = depth + (what == CLOSE)
+    at, kinds = at[outside], kinds[outside]
+    depth = np.cumsum(_STEPS[kinds], dtype=np.int32)
+    level = depth + (kinds == CLOSE)
     top = level <= 2
     if int(top.sum()) > MOST_ITEMS:
         return None
-    return at[top].tolist(), what[top].tolist(), level[top].tolist()
+    return at[top].tolist(), kinds[top].tolist(), level[top].tolist()
 
 
-def _values(body: bytes, at: list[int], what: list[int], level: list[int]) -> dict[str, Value]:
+def _values(body: bytes, at: list[int], kinds: list[int], level: list[int]) -> dict[str, Value]:
     """The values of an object, by its marks: where they stand, which they are, and how deep."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     twice: set[str] = set()
     ends: list[int] = []
     lists, begins = 0, at[0] + 1 if at else 0
-    for place, mark, deep in zip(at, what, level, strict=True):
+    for place, mark, deep in zip(at, kinds, level, strict=True):
         if deep == 2:
             if mark == OPEN:
                 lists, ends = place, []
             else:
                 ends.append(place)
         elif mark in (COMMA, CLOSE) and deep == 1:
-            named = _KEY.match(body, begins, place)
-            if named is not None:
-                key, lo = _text(named[1]), named.end()
+            match = _KEY.match(body, begins, place)
+            if match is not None:
+                key, lo = _text(match[1]), match.end()
                 hi = lo + len(body[lo:place].rstrip(_SPACE))
                 items = tuple(ends) if body[lo : lo + 1] == b"[" and lists == lo and ends[-1:] == [hi - 1] else None
                 if items is not None and len(items) == 1 and not body[lo + 1 : hi - 1].strip(_SPACE):
                     items = ()
-                if key in found or key is None:
+                if key in values or key is None:
                     twice.add(key or "")
                 else:
-                    found[key] = Value(lo, hi, items)
+                    values[key] = Value(lo, hi, items)
             begins = place + 1
-    return {key: value for key, value in found.items() if key not in twice}
+    return {key: value for key, value in values.items() if key not in twice}
 
 
-def _text(quoted: bytes) -> str | None:
+def _text(literal: bytes) -> str | None:
     try:
-        text: str = orjson.loads(quoted)
+        text: str = orjson.loads(literal)
     except orjson.JSONDecodeError:
         return None
     return text
@@ -157,78 +157,78 @@ class RequestOutline(NamedTuple):
     digests: Digests
 
 
-def outlined(body: bytes) -> RequestOutline | None:
+def outline_request(body: bytes) -> RequestOutline | None:
     """The outline of a request; None for one that is stored whole, and that nothing is left out for."""
     values = outline(body) if len(body) >= LEAST else None
     if values is None:
         return None
-    found: Digests = {}
+    digests: Digests = {}
     for key, value in values.items():
-        if len(found) == MOST_KEYS or len(key.encode()) > KEY_BYTES:
+        if len(digests) == MOST_KEYS or len(key.encode()) > KEY_BYTES:
             continue
         if value.ends is None:
             if value.hi - value.lo >= LONG:
-                found[key] = _digest(body[value.lo : value.hi])
+                digests[key] = _digest(body[value.lo : value.hi])
         else:
             pieces = zip((value.starts, *value.ends), value.ends, strict=False)
-            found[key] = tuple(_digest(body[lo:hi]) for lo, hi in pieces)
-    return RequestOutline(body, values, found)
+            digests[key] = tuple(_digest(body[lo:hi]) for lo, hi in pieces)
+    return RequestOutline(body, values, digests)
 
 
 def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=SIZE).digest()
 
 
-def in_common(outline: RequestOutline, known: Digests) -> tuple[dict[str, int], int]:
+def in_common(outline: RequestOutline, base: Digests) -> tuple[dict[str, int], int]:
     """What a request repeats of a known one, as `request_kept` says it, and how many bytes that saves."""
-    kept: dict[str, int] = {}
-    saved = 0
-    for key, ours in outline.digests.items():
-        theirs, value = known.get(key), outline.values[key]
-        if isinstance(ours, bytes):
-            if ours == theirs:
-                kept[key], saved = WHOLE, saved + value.hi - value.lo
-        elif isinstance(theirs, tuple) and value.ends is not None:
-            count = _prefix(ours, theirs)
+    counts: dict[str, int] = {}
+    savings = 0
+    for key, digests in outline.digests.items():
+        base_digests, value = base.get(key), outline.values[key]
+        if isinstance(digests, bytes):
+            if digests == base_digests:
+                counts[key], savings = WHOLE, savings + value.hi - value.lo
+        elif isinstance(base_digests, tuple) and value.ends is not None:
+            count = _prefix(digests, base_digests)
             if count:
-                kept[key], saved = count, saved + value.ends[count - 1] - value.lo
-    return kept, saved
+                counts[key], savings = count, savings + value.ends[count - 1] - value.lo
+    return counts, savings
 
 
-def _prefix(ours: tuple[bytes, ...], theirs: tuple[bytes, ...]) -> int:
-    most = min(len(ours), len(theirs))
-    if ours[:most] == theirs[:most]:
+def _prefix(items: tuple[bytes, ...], base_items: tuple[bytes, ...]) -> int:
+    most = min(len(items), len(base_items))
+    if items[:most] == base_items[:most]:
         return most
-    return next(n for n in range(most) if ours[n] != theirs[n])
+    return next(n for n in range(most) if items[n] != base_items[n])
 
 
-def shortened(outline: RequestOutline, kept: Mapping[str, int]) -> bytes | None:
+def shorten(outline: RequestOutline, counts: Mapping[str, int]) -> bytes | None:
     """The request without what is kept of another one; None where that could not be undone."""
     body, parts, at = outline.body, list[bytes](), 0
-    for value, count in sorted((outline.values[key], count) for key, count in kept.items()):
+    for value, count in sorted((outline.values[key], count) for key, count in counts.items()):
         if count == WHOLE:
             parts += [body[at : value.lo], b"null"]
             at = value.hi
         elif value.ends is not None:
             parts.append(body[at : value.starts])
             at = value.ends[count - 1] + (count < len(value.ends))  # with the comma, where an item follows
-    short = b"".join([*parts, body[at:]])
-    return short if _spliced(short, kept, body, outline.values) == body else None
+    request = b"".join([*parts, body[at:]])
+    return request if _splice(request, counts, body, outline.values) == body else None
 
 
-def rebuilt(request: bytes, kept: Mapping[str, int], base: bytes) -> bytes | None:
+def rebuild(request: bytes, counts: Mapping[str, int], base: bytes) -> bytes | None:
     """The whole request, from what was stored of it and the whole request of its base; None where they do not fit."""
     values = outline(base)
-    return None if values is None else _spliced(request, kept, base, values)
+    return None if values is None else _splice(request, counts, base, values)
 
 
-def _spliced(request: bytes, kept: Mapping[str, int], base: bytes, theirs: Mapping[str, Value]) -> bytes | None:
-    ours = outline(request)
-    if ours is None:
+def _splice(request: bytes, counts: Mapping[str, int], base: bytes, base_values: Mapping[str, Value]) -> bytes | None:
+    values = outline(request)
+    if values is None:
         return None
     inserts: list[tuple[int, int, bytes]] = []
-    for key, count in kept.items():
-        value, source = ours.get(key), theirs.get(key)
+    for key, count in counts.items():
+        value, source = values.get(key), base_values.get(key)
         if value is None or source is None:
             return None
         if count == WHOLE:
@@ -258,9 +258,9 @@ class RequestStore:
     def add(self, event: str, call: ModelCall) -> bytes | None:
         """Take the ModelCall of an event; returns its whole request, None where the log does not say it."""
         self._stored.setdefault(event, (call["request"], call["request_base"], call["request_kept"]))
-        return self.whole(event)
+        return self.full_request(event)
 
-    def whole(self, event: str) -> bytes | None:
+    def full_request(self, event: str) -> bytes | None:
         """The whole request of a call that was added, None where it is not known."""
         behind: list[str] = []
         at: str | None = event
@@ -269,17 +269,17 @@ class RequestStore:
                 return None
             behind.append(at)
             at = self._stored[at][1]
-        whole = None if at is None else self._whole[at]
+        full_request = None if at is None else self._whole[at]
         while behind:
             name = behind.pop()
-            request, base, kept = self._stored[name]
+            request, base, counts = self._stored[name]
             if base is not None:
-                whole = None if whole is None else rebuilt(request, kept, whole)
-                if whole is None or len(whole) > LARGEST:
+                full_request = None if full_request is None else rebuild(request, counts, full_request)
+                if full_request is None or len(full_request) > LARGEST:
                     return None
             else:
-                whole = request
-            self._whole[name] = whole
+                full_request = request
+            self._whole[name] = full_request
             if len(self._whole) > AT_HAND:
                 self._whole.popitem(last=False)
-        return whole
+        return full_request

@@ -30,16 +30,16 @@ class _Inside:
     """whether a value has known keys alone, where it is one record without others inside"""
 
 
-def check_of(parsed: AvroSchema) -> Check:
+def check_of(definition: AvroSchema) -> Check:
     """What raises UnknownKey for a record with a key that this expanded schema does not have."""
-    return _record(parsed, {}).check
+    return _record(definition, {}).check
 
 
-def _record(schema: AvroSchema, known: dict[str, _Inside]) -> _Inside:
+def _record(schema: AvroSchema, by_name: dict[str, _Inside]) -> _Inside:
     name = str(schema["name"]).removeprefix(f"{NAMESPACE}.")
     keys = frozenset(field["name"] for field in schema["fields"])
     fits = keys.issuperset
-    places = ((field["name"], _inside(field["type"], known)) for field in schema["fields"])
+    places = ((field["name"], _inside(field["type"], by_name)) for field in schema["fields"])
     inner = [(field, inside.fits, inside.check) for field, inside in places if inside is not None]
 
     def check(record: Any) -> None:
@@ -52,43 +52,43 @@ def _record(schema: AvroSchema, known: dict[str, _Inside]) -> _Inside:
             if value is not None and (fit is None or not fit(value)):
                 inside(value)
 
-    found = known[str(schema["name"])] = _Inside(check, None if inner else fits)
-    return found
+    entry = by_name[str(schema["name"])] = _Inside(check, None if inner else fits)
+    return entry
 
 
-def _inside(kind: AvroType, known: dict[str, _Inside]) -> _Inside | None:
+def _inside(kind: AvroType, by_name: dict[str, _Inside]) -> _Inside | None:
     """Where records lie in a value of a type; None where none can."""
     if isinstance(kind, list):
-        return next((found for found in (_inside(each, known) for each in kind) if found is not None), None)
+        return next((inside for inside in (_inside(member, by_name) for member in kind) if inside is not None), None)
     if isinstance(kind, str):
-        return known.get(kind)
+        return by_name.get(kind)
     match kind["type"]:
         case "record":
-            return _record(kind, known)
+            return _record(kind, by_name)
         case "array":
-            return _each(_inside(kind["items"], known), iter)
+            return _for_parts(_inside(kind["items"], by_name), iter)
         case "map":
-            return _each(_inside(kind["values"], known), lambda table: iter(table.values()))
+            return _for_parts(_inside(kind["values"], by_name), lambda table: iter(table.values()))
         case _:
             return None
 
 
-def _each(inside: _Inside | None, parts: Callable[[Any], Iterator[object]]) -> _Inside | None:
+def _for_parts(inside: _Inside | None, parts: Callable[[Any], Iterator[object]]) -> _Inside | None:
     if inside is None:
         return None
     check, fits = inside.check, inside.fits
 
-    def each(values: object) -> None:
+    def check_parts(values: object) -> None:
         if fits is None or not all(map(fits, parts(values))):
             for value in parts(values):
                 check(value)
 
-    return _Inside(each, None)
+    return _Inside(check_parts, None)
 
 
-def _unknown(name: str, extra: Collection[object], known: Collection[str]) -> UnknownKey:
+def _unknown(name: str, extra: Collection[object], keys: Collection[str]) -> UnknownKey:
     """The error for the first of the keys that are too many."""
     key = min(map(str, extra))[:SHOWN]
-    nearest = get_close_matches(key, sorted(known), n=1, cutoff=0.0)
+    nearest = get_close_matches(key, sorted(keys), n=1, cutoff=0.0)
     hint = f": did you mean {nearest[0]!r}?" if nearest else ""
     return UnknownKey(f"a {name} has no key {key!r}{hint}")

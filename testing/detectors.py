@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from millrace.streams.refine.detectors.base import Detector, Hit
 
-ODD = ("", "\x00", "é🙂" * 1_000, "[" * 10_000, "0" * 50_000)
+ODD_TEXTS = ("", "\x00", "é🙂" * 1_000, "[" * 10_000, "0" * 50_000)
 """texts that hold nothing, however they look"""
 
 
@@ -26,25 +26,25 @@ def check_detector(detector: Detector, secrets: Sequence[tuple[str, str]], clean
     - it has no version."""
     assert detector.version(), "the version is empty: two sets of rules could not be told apart"
     for text, secret in secrets:
-        data, wanted = text.encode(), secret.encode()
-        at = data.index(wanted)
+        data, needle = text.encode(), secret.encode()
+        at = data.index(needle)
         hits = _hits(detector, data)
-        covered = any(hit.blocks and hit.start <= at and at + len(wanted) <= hit.end for hit in hits)
-        assert covered, f"no hit that blocks covers {secret!r} in {text!r}: there are {hits}"
-        told = [hit for hit in hits if secret in hit.kind or secret in hit.detector]
-        assert not told, f"{told} would write the secret into the log"
+        is_covered = any(hit.blocks and hit.start <= at and at + len(needle) <= hit.end for hit in hits)
+        assert is_covered, f"no hit that blocks covers {secret!r} in {text!r}: there are {hits}"
+        leaks = [hit for hit in hits if secret in hit.kind or secret in hit.detector]
+        assert not leaks, f"{leaks} would write the secret into the log"
     for text in clean:
-        blocked = [hit for hit in _hits(detector, text.encode()) if hit.blocks]
-        assert not blocked, f"{text!r} holds no secret, and {blocked} would take something out of it"
-    for text in ODD:
+        false_alarms = [hit for hit in _hits(detector, text.encode()) if hit.blocks]
+        assert not false_alarms, f"{text!r} holds no secret, and {false_alarms} would take something out of it"
+    for text in ODD_TEXTS:
         _hits(detector, text.encode())
 
 
 def _hits(detector: Detector, data: bytes) -> list[Hit]:
-    shown = data[:100]
+    excerpt = data[:100]
     hits = detector.scan(data)
-    assert hits == sorted(hits), f"the hits in {shown!r} are not in order: {hits}"
+    assert hits == sorted(hits), f"the hits in {excerpt!r} are not in order: {hits}"
     outside = [hit for hit in hits if not 0 <= hit.start < hit.end <= len(data)]
-    assert not outside, f"of {len(data)} bytes, {shown!r}, these hits are empty or outside: {outside}"
-    assert detector.scan(data) == hits, f"{shown!r} gave other hits when it was scanned again"
+    assert not outside, f"of {len(data)} bytes, {excerpt!r}, these hits are empty or outside: {outside}"
+    assert detector.scan(data) == hits, f"{excerpt!r} gave other hits when it was scanned again"
     return hits

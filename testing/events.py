@@ -17,7 +17,7 @@ import orjson
 
 from millrace.schemas import arrays, codec, envelope
 from millrace.schemas.chain import START
-from millrace.schemas.envelope import Belonging, ChainLink, Numbered
+from millrace.schemas.envelope import Belonging, ChainLink, EventNumber
 from millrace.schemas.records import (
     EpisodeEnded,
     EpisodeStarted,
@@ -42,10 +42,10 @@ VERSIONS: Versions = {
 SAMPLING: Sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 16, "seed": None, "stop": [], "n": 1}
 USAGE: Usage = {"prompt": 3, "completion": 2, "cached": 0}
 Status: TypeAlias = Literal["completed", "failed", "truncated", "aborted", "abandoned"]
-NOTHING: Mapping[str, object] = {}
+NO_FIELDS: Mapping[str, object] = {}
 
 
-def made(*parts: object) -> str:
+def stable_id(*parts: object) -> str:
     """A stable id."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(map(str, parts))))
 
@@ -111,7 +111,7 @@ def reward_body(target: str, value: float | None, *, n: int = 0, **fields: Any) 
     """The body of a reward, of a trajectory unless `fields` say otherwise; without a value it failed by `timeout`. `n`
     tells several of one source apart."""
     body: Reward = {
-        "reward_id": made("reward", target, fields.get("source", "verifier"), n),
+        "reward_id": stable_id("reward", target, fields.get("source", "verifier"), n),
         "target_kind": "trajectory",
         "target": target,
         "span_start": None,
@@ -191,19 +191,21 @@ class Episode:
     ) -> Event:
         """The next event, of any kind; a judge's event has no step, number or chain."""
         after = ChainLink() if judge else ChainLink(self.step, self.hash)
-        whose = Belonging(self.tenant, self.policy, self.group, self.root, self.trajectory, self.attempt, self.split)
-        plain = envelope.unlinked(
-            whose,
-            kind,
-            codec.encode_named(codec.BODIES[kind], content),
-            id=made(self.trajectory, judge or "", after.step, kind, content.get("reward_id", "")),
-            actor="evaluator" if judge else "gateway",
-            number=Numbered(judge or self.source, 0, None if judge else self.numbers),
-            after=after,
-            happened=self.clock(),
-            captured=self.clock(),
+        belonging = Belonging(
+            self.tenant, self.policy, self.group, self.root, self.trajectory, self.attempt, self.split
         )
-        event = envelope.linked(cast(Event, {**plain, **fields}))
+        draft = envelope.draft(
+            belonging,
+            kind,
+            codec.encode_by_name(codec.BODIES[kind], content),
+            id=stable_id(self.trajectory, judge or "", after.step, kind, content.get("reward_id", "")),
+            actor="evaluator" if judge else "gateway",
+            number=EventNumber(judge or self.source, 0, None if judge else self.numbers),
+            after=after,
+            event_time=self.clock(),
+            capture_time=self.clock(),
+        )
+        event = envelope.link(cast(Event, {**draft, **fields}))
         if not judge:
             self.step, self.hash, self.numbers = after.step + 1, event["hash"], self.numbers + 1
         return event
@@ -212,7 +214,7 @@ class Episode:
         """The episode begins."""
         return self.event("episode_started", self._start)
 
-    def call(self, response: str, *, changed: Mapping[str, object] = NOTHING, **fields: Any) -> Event:
+    def call(self, response: str, *, changed: Mapping[str, object] = NO_FIELDS, **fields: Any) -> Event:
         """The policy is called; `fields` are those of `model_call`, `changed` any fields of the record."""
         return self.event("model_call", {**model_call(response, **fields), **changed})
 

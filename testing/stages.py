@@ -58,25 +58,25 @@ def check_stage(
 
     Records of sides are sent, and folded, before those of the primary: in a live system their order is anybody's."""
     stage = make()
-    ordered = sorted(records, key=lambda sent: sent.topic not in stage.sides or sent.topic == stage.primary)
+    sequence = sorted(records, key=lambda item: item.topic not in stage.sides or item.topic == stage.primary)
     with World(0, topics, [make], workers=1, chances=CALM, strict=True, turn_records=1_000) as calm:
-        _history(calm, stage, ordered, law)
-        expected = _outcome(calm, stage, topics)
+        _history(calm, stage, sequence, law)
+        calm_outcome = _outcome(calm, stage, topics)
     for seed in seeds:
         with World(seed, topics, [make], chances=DEATHS, strict=True, turn_records=1 + seed % 7) as world:
-            _history(world, stage, ordered, law)
-            found = _outcome(world, stage, topics)
+            _history(world, stage, sequence, law)
+            outcome = _outcome(world, stage, topics)
         if not stage.clock:
-            assert found == expected, _differ(stage, seed, expected, found, world.log)
+            assert outcome == calm_outcome, _differ(stage, seed, calm_outcome, outcome, world.log)
 
 
 def _history(world: World, stage: Stage, records: Sequence[Sent], law: Callable[[World], object]) -> None:
     sides = True
-    for sent in records:
-        if sides and sent.topic == stage.primary:
+    for item in records:
+        if sides and item.topic == stage.primary:
             sides = False
             world.drain()
-        world.send(sent.topic, sent.key, sent.name, sent.record, headers=sent.headers, partition=sent.partition)
+        world.send(item.topic, item.key, item.name, item.record, headers=item.headers, partition=item.partition)
         if not sides and world.chances != CALM:
             world.chaos(4)
     world.drain()
@@ -91,40 +91,40 @@ def _history(world: World, stage: Stage, records: Sequence[Sent], law: Callable[
 def _outcome(world: World, stage: Stage, topics: Mapping[str, int]) -> dict[str, Counter[str]]:
     """What a history came to: under each topic its records however they interleave, under `state` what slots hold."""
     inputs = {stage.primary, *stage.sides}
-    found = {
+    outputs = {
         topic: Counter(
-            f"{record.key!r} {_bare(codec.decode(record.value), inputs)!r}"
+            f"{record.key!r} {_without_places(codec.decode(record.value), inputs)!r}"
             for record in world.records(topic)
             if record.value is not None
         )
         for topic in topics
         if topic not in inputs
     }
-    kept: Counter[str] = Counter()
+    state: Counter[str] = Counter()
     for slot in range(topics[stage.primary]):
-        for part, held in world.state(stage.name, slot).snapshot().items():
-            kept.update(
-                f"{slot} {part} {key}={value!r}" for key, value in held.items() if not key.startswith(RUNNER_PREFIX)
+        for part, entries in world.state(stage.name, slot).snapshot().items():
+            state.update(
+                f"{slot} {part} {key}={value!r}" for key, value in entries.items() if not key.startswith(RUNNER_PREFIX)
             )
-    return {**found, "state": kept}
+    return {**outputs, "state": state}
 
 
-def _bare(value: object, inputs: set[str]) -> object:
+def _without_places(value: object, inputs: set[str]) -> object:
     """A value without the places of what the stage wrote: transactions that died leave holes between them."""
     if isinstance(value, dict):
         if set(value) == PLACE and logical_name(value["topic"]) not in inputs:
             return "a place"
-        return {name: _bare(part, inputs) for name, part in value.items()}
-    return [_bare(part, inputs) for part in value] if isinstance(value, list | tuple) else value
+        return {name: _without_places(part, inputs) for name, part in value.items()}
+    return [_without_places(part, inputs) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _differ(
-    stage: Stage, seed: int, expected: dict[str, Counter[str]], found: dict[str, Counter[str]], log: Sequence[str]
+    stage: Stage, seed: int, calm_outcome: dict[str, Counter[str]], outcome: dict[str, Counter[str]], log: Sequence[str]
 ) -> str:
     lines = [
         f"{stage.name} came to something else in the history of seed {seed}, whose scheduler did {list(log[-20:])}:"
     ]
-    for topic in expected:
-        lines += [f"- {topic} lacks {one[:300]}" for one in list(expected[topic] - found[topic])[:3]]
-        lines += [f"- {topic} has besides {one[:300]}" for one in list(found[topic] - expected[topic])[:3]]
+    for topic in calm_outcome:
+        lines += [f"- {topic} lacks {one[:300]}" for one in list(calm_outcome[topic] - outcome[topic])[:3]]
+        lines += [f"- {topic} has besides {one[:300]}" for one in list(outcome[topic] - calm_outcome[topic])[:3]]
     return "\n".join(lines)

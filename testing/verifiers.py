@@ -29,9 +29,9 @@ from millrace.streams.reward.pool import Pool
 from millrace.testing.events import Episode, Status
 
 NAMESPACE, POLICY, SOURCE = "w", "policy", "verifier"
-SAID = ("value", "components", "label", "critique", "confidence", "signal")
+VERDICT_FIELDS = ("value", "components", "label", "critique", "confidence", "signal")
 """fields of a reward that are the verifier's"""
-ODD = ("", " \n", "\x00", "nan", "-1", "1e999", "[" * 5_000, "{}", "🙂" * 1_000, "9" * 50_000)
+ODD_OUTPUTS = ("", " \n", "\x00", "nan", "-1", "1e999", "[" * 5_000, "{}", "🙂" * 1_000, "9" * 50_000)
 """outputs that agents give sooner or later"""
 
 
@@ -57,11 +57,11 @@ def judge(verifier: str, attempts: Sequence[Attempt], *, timeout_s: float = 10.0
 
     A verifier that raises, ends its process or takes longer than `timeout_s` gives a reward without a value, whose
     `failure` says why. Raises RewardError when there is no such verifier."""
-    return _elsewhere(lambda: asyncio.run(_judged(verifier, attempts, timeout_s)))
+    return _elsewhere(lambda: asyncio.run(_judge_all(verifier, attempts, timeout_s)))
 
 
 def check_verifier(
-    verifier: str, attempts: Sequence[Attempt], *, timeout_s: float = 10.0, odd: Sequence[str] = ODD
+    verifier: str, attempts: Sequence[Attempt], *, timeout_s: float = 10.0, odd: Sequence[str] = ODD_OUTPUTS
 ) -> list[Reward]:
     """Judge the attempts and return their rewards, in order. Raises AssertionError, which names every attempt that
     shows a breach of the contract:
@@ -72,38 +72,40 @@ def check_verifier(
     - It has a value for any text: the outputs `odd` are judged for the first task, as those of a completed attempt."""
     if not attempts:
         raise ValueError("give at least one attempt to judge")
-    strange = [Attempt(attempts[0].task, output) for output in odd]
-    every = [*attempts, *strange]
-    found = judge(verifier, every, timeout_s=timeout_s)
-    again = judge(verifier, every[::-1], timeout_s=timeout_s)[::-1]
-    broken = [
+    odd_attempts = [Attempt(attempts[0].task, output) for output in odd]
+    every = [*attempts, *odd_attempts]
+    rewards = judge(verifier, every, timeout_s=timeout_s)
+    reverse_rewards = judge(verifier, every[::-1], timeout_s=timeout_s)[::-1]
+    breaches = [
         line
-        for number, (attempt, first, second) in enumerate(zip(every, found, again, strict=True))
+        for number, (attempt, first, second) in enumerate(zip(every, rewards, reverse_rewards, strict=True))
         for line in _breaches(number, attempt, first, second, timeout_s)
     ]
-    assert not broken, f"{verifier} does not keep the contract of verifiers:\n" + "\n".join(broken)
-    return found[: len(attempts)]
+    assert not breaches, f"{verifier} does not keep the contract of verifiers:\n" + "\n".join(breaches)
+    return rewards[: len(attempts)]
 
 
 def _breaches(number: int, attempt: Attempt, first: Reward, second: Reward, timeout_s: float) -> list[str]:
-    shown = repr(attempt.output) if len(attempt.output) <= 40 else f"{attempt.output[:30]!r} and so on"
-    named = f"- attempt {number}, whose output is {shown},"
+    output = repr(attempt.output) if len(attempt.output) <= 40 else f"{attempt.output[:30]!r} and so on"
+    subject = f"- attempt {number}, whose output is {output},"
     failure = first["failure"] or second["failure"]
     if failure == "timeout":
-        return [f"{named} was not judged within {timeout_s:g} s"]
+        return [f"{subject} was not judged within {timeout_s:g} s"]
     if failure == "crash":
-        return [f"{named} ended the verifier's process"]
+        return [f"{subject} ended the verifier's process"]
     if failure is not None:
-        return [f"{named} has no value ({failure}): call the function with it to see where"]
-    one, other = ({name: dict(reward)[name] for name in SAID} for reward in (first, second))
-    if one == other:
+        return [f"{subject} has no value ({failure}): call the function with it to see where"]
+    first_verdict, second_verdict = (
+        {name: dict(reward)[name] for name in VERDICT_FIELDS} for reward in (first, second)
+    )
+    if first_verdict == second_verdict:
         return []
-    names = [name for name in SAID if one[name] != other[name]]
-    told = "; ".join(f"{name} was {one[name]!r}, then {other[name]!r}" for name in names)
-    return [f"{named} was judged differently by another process that judged in the reverse order: {told}"]
+    names = [name for name in VERDICT_FIELDS if first_verdict[name] != second_verdict[name]]
+    differences = "; ".join(f"{name} was {first_verdict[name]!r}, then {second_verdict[name]!r}" for name in names)
+    return [f"{subject} was judged differently by another process that judged in the reverse order: {differences}"]
 
 
-async def _judged(verifier: str, attempts: Sequence[Attempt], timeout_s: float) -> list[Reward]:
+async def _judge_all(verifier: str, attempts: Sequence[Attempt], timeout_s: float) -> list[Reward]:
     pool = Pool(verifier, timeout_s=timeout_s)
     answer = Judge(pool, Evaluator(SOURCE, verifier, "1"), POLICY, clock=lambda: 0)
     try:
@@ -113,9 +115,9 @@ async def _judged(verifier: str, attempts: Sequence[Attempt], timeout_s: float) 
 
 
 async def _reward(answer: Judge, attempt: Attempt, number: int) -> Reward:
-    *_, ended = attempt.events(number)
-    headers = {"kind": ended["kind"].encode()}
-    key, value = ended["group"].encode(), codec.encode("Event", ended)
+    *_, end = attempt.events(number)
+    headers = {"kind": end["kind"].encode()}
+    key, value = end["group"].encode(), codec.encode("Event", end)
     out = await answer(Record(full_name(NAMESPACE, "events"), 0, number, key, value, headers, 0))
     assert out is not None, "the reward role has nothing to say about an ended episode that awaits it"
     event: Event = codec.decode_as("Event", out.value or b"")

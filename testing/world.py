@@ -64,7 +64,7 @@ class Chances:
 CALM = Chances(crash=0, zombie=0, expire=0, scale=0, resend=0, hole=0)
 
 
-class _Unwound(SystemExit):
+class _Unwind(SystemExit):
     """Ends the thread of a process that died."""
 
 
@@ -103,7 +103,7 @@ class _Freeze:
             self._stopped.release()
             self._turn.acquire()
             if self._dead:
-                raise _Unwound
+                raise _Unwind
 
     def _wait(self) -> None:
         self._stopped.acquire()
@@ -117,7 +117,7 @@ class _Freeze:
         self._turn.acquire()
         try:
             self._step()
-        except _Unwound:
+        except _Unwind:
             pass
         except BaseException as error:
             self.error = error
@@ -182,9 +182,9 @@ class World:
         self.random = seed if isinstance(seed, random.Random) else random.Random(seed)
         self.chances = chances or Chances()
         self.now = START
-        made = [make() for make in stages]
+        instances = [make() for make in stages]
         counts = {full_name(NAMESPACE, name): count for name, count in topics.items()}
-        for stage in made:
+        for stage in instances:
             for name in (changelog_of(stage.name), turns_of(stage.name)):
                 counts[full_name(NAMESPACE, name)] = topics[stage.primary]
         self.bus = MemoryBus(counts, fencing=fencing, clock=lambda: self.now, max_bytes=1 << 40)
@@ -198,9 +198,9 @@ class World:
             claims=claims,
         )
         self._publisher = self.bus.publisher()
-        self._made = {stage.name: stage for stage in made}
-        self._makes = {stage.name: make for stage, make in zip(made, stages, strict=True)}
-        self._slots = {stage.name: topics[stage.primary] for stage in made}
+        self._instances = {stage.name: stage for stage in instances}
+        self._makes = {stage.name: make for stage, make in zip(instances, stages, strict=True)}
+        self._slots = {stage.name: topics[stage.primary] for stage in instances}
         self._topics = list(topics)
         self._sent: dict[str, list[Outgoing]] = {}
         self._seen: dict[str, dict[int, int]] = {}
@@ -246,14 +246,14 @@ class World:
         partition: int | None = None,
     ) -> Place:
         """Publish a record, encoded as `name` unless it is bytes. With a source it is numbered and may be resent."""
-        value = record if isinstance(record, bytes) else codec.encode_named(name, record)
+        value = record if isinstance(record, bytes) else codec.encode_by_name(name, record)
         head = {k: v.encode() for k, v in (headers or {}).items()}
         if source:
-            sent = self._sent.setdefault(source, [])
-            head |= {"source": source.encode(), "source-seq": b"%d" % len(sent)}
+            outgoing = self._sent.setdefault(source, [])
+            head |= {"source": source.encode(), "source-seq": b"%d" % len(outgoing)}
         out = Outgoing(full_name(NAMESPACE, topic), key.encode(), value, head, partition)
         if source:
-            sent.append(out)
+            outgoing.append(out)
         return self._publisher.publish(out).result()
 
     def advance(self, micros: int) -> None:
@@ -264,8 +264,8 @@ class World:
 
     def records(self, topic: str) -> list[Record]:
         """Every committed record of a topic: by partition, then by offset."""
-        full = full_name(NAMESPACE, topic)
-        return [record for p in range(self.bus.partitions(full)) for record in self.bus.read(full, p)]
+        full_topic = full_name(NAMESPACE, topic)
+        return [record for p in range(self.bus.partitions(full_topic)) for record in self.bus.read(full_topic, p)]
 
     def decoded(self, topic: str) -> list[dict[str, Any]]:
         """Every committed record of a topic, decoded."""
@@ -291,7 +291,7 @@ class World:
         """Fold every turn of every slot again, after `drain`; returns the number of turns. Raises ReplayError."""
         return sum(
             verify(self.bus, stage, NAMESPACE, slot, self.settings.claims)
-            for stage in self._made.values()
+            for stage in self._instances.values()
             for slot in range(self._slots[stage.name])
         )
 
@@ -313,12 +313,12 @@ class World:
         self._expire_all()
         for name in self._makes:
             self._start_missing(name)
-        quiet = 0
+        quiet_rounds = 0
         for _ in range(rounds):
             before = self._ends()
-            folded = sum(process.runner.step(0) for process in self.processes)
-            quiet = quiet + 1 if not folded and before == self._ends() and self._all_open() else 0
-            if quiet == 2:
+            record_count = sum(process.runner.step(0) for process in self.processes)
+            quiet_rounds = quiet_rounds + 1 if not record_count and before == self._ends() and self._all_open() else 0
+            if quiet_rounds == 2:
                 return
         raise AssertionError(f"not at rest after {rounds} rounds; the scheduler did: {self.log[-50:]}")
 
@@ -338,10 +338,10 @@ class World:
         return sum(len(log.entries) for logs in self.bus.logs.values() for log in logs)
 
     def _all_open(self) -> bool:
-        owned: dict[str, int] = {}
+        slot_counts: dict[str, int] = {}
         for process in self.processes:
-            owned[process.stage.name] = owned.get(process.stage.name, 0) + len(process.runner.slots)
-        return owned == self._slots
+            slot_counts[process.stage.name] = slot_counts.get(process.stage.name, 0) + len(process.runner.slots)
+        return slot_counts == self._slots
 
     def _start(self, make: Callable[[], Stage]) -> None:
         self._started += 1
@@ -426,10 +426,10 @@ class World:
     def _do_resend(self) -> None:
         if not self._sent:
             return
-        sent = self._sent[self.random.choice(sorted(self._sent))]
-        first = self.random.randrange(max(0, len(sent) - 8), len(sent))
-        self.log.append(f"numbers {first} to {len(sent) - 1} are sent again")
-        for out in sent[first:]:
+        outgoing = self._sent[self.random.choice(sorted(self._sent))]
+        first = self.random.randrange(max(0, len(outgoing) - 8), len(outgoing))
+        self.log.append(f"numbers {first} to {len(outgoing) - 1} are sent again")
+        for out in outgoing[first:]:
             self._publisher.publish(out).result()
 
     def _do_hole(self) -> None:

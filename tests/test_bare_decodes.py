@@ -14,7 +14,7 @@ from tests.support.house import ROOMS
 ROLES = set(ROOMS) - {"schemas", "testing"}
 ROOT = Path(__file__).parents[1]
 CODEC = "millrace.schemas.codec"
-DECODERS = {"decode", "decode_as", "decode_body", "decode_named"}
+DECODERS = {"decode", "decode_as", "decode_body", "decode_by_name"}
 ANSWERS = {"SchemaError", "CorruptRecord", "UnknownSchema", "Exception"}
 OWN = "what it was handed is decodable: this process encoded it, or read it with a guard"
 CALLER = "it says so in `Raises`, and whoever calls it answers"

@@ -15,16 +15,18 @@ from millrace.infra.terminal import RowTable, put_json
 
 def once(context: typer.Context) -> None:
     """Archive all that is written now, however young, and end. Good before a deployment is taken down."""
-    from millrace.consumers.archive import once as kept_now
-    from millrace.consumers.archive import told
+    from millrace.consumers.archive import once as archive_now
+    from millrace.consumers.archive import segment_text
     from millrace.infra.connect import connect_now
 
     settings = call(context).settings()
     segments = records = 0
     with connect_now(settings) as bus:
-        for segment in kept_now(settings, bus):
+        for segment in archive_now(settings, bus):
             segments, records = segments + 1, records + segment.segment.records
-            console.print(f"{segment.topic}/{segment.partition} {told(segment)}", highlight=False, soft_wrap=True)
+            console.print(
+                f"{segment.topic}/{segment.partition} {segment_text(segment)}", highlight=False, soft_wrap=True
+            )
     console.print(f"{segments} segments, {records} records -> {settings.archive_root}", highlight=False, soft_wrap=True)
 
 

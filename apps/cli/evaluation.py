@@ -15,7 +15,7 @@ import numpy as np
 
 from millrace.apps.demo import sort_digits
 from millrace.consumers import scores
-from millrace.consumers.evaluation import Committed, committed
+from millrace.consumers.evaluation import EvaluationSubject, version_to_evaluate
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect_now
 from millrace.infra.errors import ConfigError
@@ -194,7 +194,7 @@ def _here(
     """Answers of a model that is loaded into this process."""
     path, commit = options.model, None
     if path is None:
-        commit = committed(settings, None if options.version < 0 else options.version)
+        commit = version_to_evaluate(settings, None if options.version < 0 else options.version)
         path = commit.path
     encoder = Encoder(path)
     prompts = [encoder.prompt(task.get("messages", task.get("prompt")), task.get("tools")) for task in tasks]
@@ -248,10 +248,10 @@ def _through_gateway(
     numbers = sorted(before | versions(url, workers_key(settings)))
     if len(numbers) != 1:
         return Answerer(url, policy=settings.policy.name, versions=numbers), answers
-    return _place(url, committed(settings, numbers[0], files=False)), answers
+    return _place(url, version_to_evaluate(settings, numbers[0], files=False)), answers
 
 
-def _place(model: str, commit: Committed) -> Answerer:
+def _place(model: str, commit: EvaluationSubject) -> Answerer:
     return Answerer(model, commit.policy, commit.version, [commit.version], commit.digest, commit.ledger_hash)
 
 

@@ -66,23 +66,23 @@ def progress(console: Terminal, *, lines: bool = False) -> Iterator[Watch]:
     """Shows on a terminal what is being read and how far it is; elsewhere, with `lines`, it prints a line at once
     and then now and then, so that a long audit is never silent."""
     if not console.is_terminal:
-        yield _lines(console) if lines else lambda what, done, total: None
+        yield _lines(console) if lines else lambda activity, done, total: None
         return
     columns = (TextColumn("{task.description:<28}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("looking at the topics", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=max(total, 1))
+        yield lambda activity, done, total: bar.update(task, description=activity, completed=done, total=max(total, 1))
 
 
 def _lines(console: Terminal) -> Watch:
     """Prints what is being done and how far it is, once every EVERY_S seconds at most."""
     next_s = time.monotonic()
 
-    def watch(what: str, done: int, total: int) -> None:
+    def watch(activity: str, done: int, total: int) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + EVERY_S
-            console.print(f"audit: {what}, {done:,} of {total:,}", highlight=False, soft_wrap=True)
+            console.print(f"audit: {activity}, {done:,} of {total:,}", highlight=False, soft_wrap=True)
 
     return watch
 
@@ -124,7 +124,7 @@ def render(report: AuditReport, width: int = WIDE) -> Group:
 
 def _row(finding: LawFinding, *, wide: bool) -> tuple[Text | str, ...]:
     sign = Text("✓", "green") if finding.holds else Text("✗", "bold red")
-    facts = [f"{value:,} {what}" for what, value in finding.facts.items()]
+    facts = [f"{value:,} {name}" for name, value in finding.facts.items()]
     count = [f"{finding.broken:,} violations"] if finding.broken else []
     sentence = [finding.sentence] if wide else []
     return sign, finding.law, *sentence, f"{finding.checked:,} {finding.unit}", ", ".join([*count, *facts])

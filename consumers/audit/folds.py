@@ -55,16 +55,16 @@ class Folds(Law):
     def __init__(self, facts: Facts, walk: Walk, makers: Makers) -> None:
         super().__init__(facts)
         self._walk, self._bus, self._makers = walk, walk.bus, makers
-        self._again = Refold(facts, walk)
+        self._comparison = Refold(facts, walk)
         self._names = stages_of(facts.policy)
         self._turns = 0
 
     def event(self, row: Row[Event]) -> None:
         if row.name == "Event":
-            self._again.note_governance(row.record)
+            self._comparison.note_governance(row.record)
 
     def record(self, kind: str, record: Record) -> None:
-        self._again.written.add(kind, record)
+        self._comparison.written.add(kind, record)
 
     def finish(self) -> None:
         for role, make in self._makers.items():
@@ -94,23 +94,23 @@ class Folds(Law):
                     raise StopFolding(
                         f"differs in more than {ENOUGH} places: the rest of its turns was not folded again"
                     )
-            self.folded(role, stage, slot, last if self.finding.broken == before else None)
+            self.end_slot(role, stage, slot, last if self.finding.broken == before else None)
         except StopFolding as stop:
             self.note(f"{role}[{slot}] {stop}")
         except InputGone as error:
-            self._gone(role, slot, last, error)
+            self._report_gap(role, slot, last, error)
         except (UnreachableError, StorageError):
             raise  # a log that does not answer shows nothing of what lies in it
         except Exception as error:  # a stage may raise anything when it is given what it was never given
-            shown = [last.record.place] if last else []
-            self.fail(f"{role}[{slot}] cannot be folded again: {type(error).__name__}: {error}", *shown)
+            places = [last.record.place] if last else []
+            self.fail(f"{role}[{slot}] cannot be folded again: {type(error).__name__}: {error}", *places)
 
-    def _gone(self, role: str, slot: int, last: ReplayedTurn | None, error: InputGone) -> None:
+    def _report_gap(self, role: str, slot: int, last: ReplayedTurn | None, error: InputGone) -> None:
         """A note where retention explains it, else a violation at the turn behind the last that could be folded."""
         number = last.turn["number"] + 1 if last else 0
         record = self._record_of(role, slot, last.record.offset + 1 if last else 0)
-        unfolded = readable(Turn, record) if record else None
-        for span in unfolded["ranges"] if unfolded else []:
+        turn = readable(Turn, record) if record else None
+        for span in turn["ranges"] if turn else []:
             kind = self.facts.kind(span["topic"])
             if 0 <= span["first"] < self.facts.starts.get(kind, {}).get(span["partition"], 0):
                 self.note(f"{role}[{slot}] is folded again up to turn {number}: retention has taken what came in then")
@@ -122,26 +122,26 @@ class Folds(Law):
 
     # -- one turn
 
-    def _turn(self, role: str, slot: int, again: ReplayedTurn) -> None:
-        turn, folded = again.turn, again.folded
+    def _turn(self, role: str, slot: int, replay: ReplayedTurn) -> None:
+        turn, fold = replay.turn, replay.folded
         ids: dict[str, str | int] = {"stage": role, "slot": slot, "turn": turn["number"]}
-        mark = Mark(again.record.place, again.record.timestamp)
+        mark = Mark(replay.record.place, replay.record.timestamp)
         self._turns += 1
-        for field, was, now in again.differences():
-            self.fail(f"a turn says {field} {_short(was)}; folded again it is {_short(now)}", mark, **ids)
-        counts = Counter(emit.topic for _, emit in folded.emits)
+        for field, was, now in replay.differences():
+            self.fail(f"a turn says {field} {_excerpt(was)}; folded again it is {_excerpt(now)}", mark, **ids)
+        counts = Counter(emit.topic for _, emit in fold.emits)
         if counts != turn["emitted"]:
             self.fail("a turn counts other outputs than it gives when folded again", mark, **ids)
         name = f"{self._names[role]}/{slot}"
-        self.judge(name, again, self._again.pairs(name, turn["number"], folded), ids)
+        self.judge(name, replay, self._comparison.pairs(name, turn["number"], fold), ids)
 
-    def judge(self, name: str, again: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
+    def judge(self, name: str, replay: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
         """All that a turn gives and all that lies there. Raises Stop."""
-        mark, header = Mark(again.record.place, again.record.timestamp), f"{name}/{again.turn['number']}".encode()
+        mark, header = Mark(replay.record.place, replay.record.timestamp), f"{name}/{replay.turn['number']}".encode()
         missing: Counter[Where] = Counter()
-        known = self._again
+        comparison = self._comparison
         places = {
-            (scope, emit.ref): known.place(where, output.offset)
+            (scope, emit.ref): comparison.place(where, output.offset)
             for where, scope, emit, output, _ in pairs
             if emit and emit.ref and output
         }
@@ -149,15 +149,15 @@ class Folds(Law):
             if output is None:
                 missing[where] += not forgotten
                 continue
-            place = known.place(where, output.offset)
+            place = comparison.place(where, output.offset)
             if emit is None:
                 message = f"a record of {where[0]}[{where[1]}] is not among what its turn gives when folded again"
                 self.fail(message, place, mark, **ids)
                 continue
             self.finding.checked += 1
-            said = known.difference(known.record_of(emit, scope, places, header), emit, place, output)
-            if said not in (None, UNREADABLE):  # the law about records names what cannot be read
-                self.fail(said, place, mark, **ids)
+            difference = comparison.difference(comparison.record_of(emit, scope, places, header), emit, place, output)
+            if difference not in (None, UNREADABLE):  # the law about records names what cannot be read
+                self.fail(difference, place, mark, **ids)
         for (kind, partition), count in missing.items():
             if count:
                 text = f"folded again, a turn gives {count} more records for {kind}[{partition}] than lie there"
@@ -165,26 +165,26 @@ class Folds(Law):
 
     # -- the state
 
-    def folded(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
+    def end_slot(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
         """All turns of a slot were folded, and with `last` none differs. Every turn writes a turn record, so while
         their end stands still the changelog does too."""
         if last is None:
             return
         end, log = self._walk.ends[turns_of(role)][slot], full_name(self._walk.namespace, changelog_of(stage.name))
-        kept = SlotState.restore(slot, self._bus.read(log, slot)).snapshot()
+        changelog = SlotState.restore(slot, self._bus.read(log, slot)).snapshot()
         if self._bus.log_ends(self._walk.full[turns_of(role)])[slot] != end:
             self.note(f"{role}[{slot}] goes on writing: its changelog was not compared")
             return
         now, mark = last.state.snapshot(), Mark(last.record.place, last.record.timestamp)
-        for part in kept:
-            for key in sorted({*kept[part], *now[part]}):
-                if kept[part].get(key) != now[part].get(key):
+        for part in changelog:
+            for key in sorted({*changelog[part], *now[part]}):
+                if changelog[part].get(key) != now[part].get(key):
                     message = f"the changelog of {role}[{slot}] holds other {part} under {key!r} than its turns give"
                     self.fail(message, mark, stage=role, slot=slot, turn=last.turn["number"])
                     return
 
 
-def _short(value: Any) -> str:
+def _excerpt(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -125,14 +125,14 @@ class Refold:
         """Each emit with the output in its place. Where they are not as many, equal ones keep together, so that what is
         missing or additional is that and no other."""
         anchors = [] if len(gives) == len(there) else _common([self._digest(*e, places, header) for e in gives], there)
-        at = other = 0
+        at = there_at = 0
         for here, yonder in [*anchors, (len(gives), len(there))]:
-            for n in range(max(here - at, yonder - other)):
+            for n in range(max(here - at, yonder - there_at)):
                 scope, emit = gives[at + n] if at + n < here else (-1, None)
-                yield EmitPair(where, scope, emit, there[other + n] if other + n < yonder else None)
+                yield EmitPair(where, scope, emit, there[there_at + n] if there_at + n < yonder else None)
             if here < len(gives):
                 yield EmitPair(where, *gives[here], there[yonder])
-            at, other = here + 1, yonder + 1
+            at, there_at = here + 1, yonder + 1
 
     def _digest(self, scope: int, emit: Emit, places: EmitPlaces, header: bytes) -> int | None:
         """Of the record that an emit becomes; None where that depends on places that are not known."""
@@ -163,16 +163,16 @@ class Refold:
         record_there = self.decode(record)
         if record_there is None:
             return UNREADABLE
-        name, actual = record_there
-        expected = codec.decode_named(emit.name, outgoing.value or b"")
+        name, log_record = record_there
+        fold_record = codec.decode_by_name(emit.name, outgoing.value or b"")
         if beside:
             if name == emit.name:
-                self._excuse(emit, expected, actual)
+                self._excuse(emit, fold_record, log_record)
             return f"a {emit.name} has another key or other headers than its turn gives it"
-        if name == emit.name and is_equal(expected, actual):
+        if name == emit.name and is_equal(fold_record, log_record):
             return None  # behind a claim, written by an older release, or beside a place that is gone
-        self._excuse(emit, expected, actual)
-        fields = ", ".join(field_differences(expected, actual)) if name == emit.name else "kind of record"
+        self._excuse(emit, fold_record, log_record)
+        fields = ", ".join(field_differences(fold_record, log_record)) if name == emit.name else "kind of record"
         return f"a {emit.name} differs from what its turn gives when folded again: {fields}"
 
     def decode(self, record: Record) -> tuple[str, dict[str, Any]] | None:
@@ -182,10 +182,10 @@ class Refold:
         except (ClaimError, SchemaError):
             return None
 
-    def _excuse(self, emit: Emit, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    def _excuse(self, emit: Emit, fold_record: Mapping[str, Any], log_record: Mapping[str, Any]) -> None:
         """Raises Stop where a difference comes from what no log holds: settings that were changed, a detector that
         failed. Nothing after it can be compared, since the state differs from there on."""
-        rules_here, rules_there = expected.get("governance"), actual.get("governance")
+        rules_here, rules_there = fold_record.get("governance"), log_record.get("governance")
         if emit.name == "Event" and rules_here and rules_there:
             rules = (rules_there["policy_version"], rules_there["redaction_version"])
             # Rules that were in force governed more than one event: one that stands alone was altered.
@@ -194,24 +194,26 @@ class Refold:
                     "is folded again up to where other detectors or rules governed it than are configured here"
                 )
             # Where a detector fails, the text goes: a body with all of it had none that failed.
-            has_lost_text = expected["body"] != actual["body"] or rules_there["eligibility"] == "denied"
+            has_lost_text = fold_record["body"] != log_record["body"] or rules_there["eligibility"] == "denied"
             if (rules_here["redaction"] == "failed") != (rules_there["redaction"] == "failed") and has_lost_text:
                 raise StopFolding("is folded again up to where a detector failed, which no fold repeats")
         if emit.name in ("Event", "DeadLetter") and any(
-            REPLACEMENT.fullmatch(str(value)) and REPLACEMENT.fullmatch(str(actual[name])) and value != actual[name]
-            for name, value in expected.items()
+            REPLACEMENT.fullmatch(str(value))
+            and REPLACEMENT.fullmatch(str(log_record[name]))
+            and value != log_record[name]
+            for name, value in fold_record.items()
         ):
             raise StopFolding(
                 "is folded again up to where names were replaced under another key than the one given here"
             )
-        fields = set(field_differences(expected, actual))
+        fields = set(field_differences(fold_record, log_record))
         if emit.name == "Grant" and fields and fields <= {"awaits", "reward_deadline_ms"}:
             facts = self._facts
-            wait, awaits = actual["reward_deadline_ms"], tuple(actual["awaits"])
+            wait, awaits = log_record["reward_deadline_ms"], tuple(log_record["awaits"])
             # A change of settings stays: what one prompt alone shows was altered. Prompts that name sources need none.
-            has_common_wait = wait == expected["reward_deadline_ms"] or facts.waits[wait] > 1
-            names_sources = actual["prompt_id"] in facts.asking
-            has_common_sources = list(awaits) == expected["awaits"] or (
+            has_common_wait = wait == fold_record["reward_deadline_ms"] or facts.waits[wait] > 1
+            names_sources = log_record["prompt_id"] in facts.asking
+            has_common_sources = list(awaits) == fold_record["awaits"] or (
                 not names_sources and len(facts.awaited[awaits]) > 1
             )
             if has_common_wait and has_common_sources:
@@ -227,19 +229,19 @@ def _common(gives: Sequence[int | None], there: Sequence[Output]) -> list[tuple[
 FIELD_LIMIT = 5
 
 
-def field_differences(expected: Any, actual: Any) -> list[str]:
+def field_differences(fold_value: Any, log_value: Any) -> list[str]:
     """Paths of the first few fields that differ: `rewards[0].value`."""
-    return list(islice(_paths(expected, actual, ""), FIELD_LIMIT))
+    return list(islice(_paths(fold_value, log_value, ""), FIELD_LIMIT))
 
 
-def _paths(expected: Any, actual: Any, at: str) -> Iterator[str]:
-    if expected == ANYWHERE:
+def _paths(fold_value: Any, log_value: Any, at: str) -> Iterator[str]:
+    if fold_value == ANYWHERE:
         return
-    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
-        for key, value in expected.items():
-            yield from _paths(value, actual[key], f"{at}.{key}" if at else key)
-    elif isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        for n, (one, other) in enumerate(zip(expected, actual, strict=True)):
-            yield from _paths(one, other, f"{at}[{n}]")
-    elif expected != actual and (expected == expected or actual == actual):
+    if isinstance(fold_value, dict) and isinstance(log_value, dict) and fold_value.keys() == log_value.keys():
+        for key, value in fold_value.items():
+            yield from _paths(value, log_value[key], f"{at}.{key}" if at else key)
+    elif isinstance(fold_value, list) and isinstance(log_value, list) and len(fold_value) == len(log_value):
+        for n, (fold_item, log_item) in enumerate(zip(fold_value, log_value, strict=True)):
+            yield from _paths(fold_item, log_item, f"{at}[{n}]")
+    elif fold_value != log_value and (fold_value == fold_value or log_value == log_value):
         yield at or "all of it"

@@ -28,8 +28,8 @@ class Output(NamedTuple):
 
 def digest(key: bytes, headers: Mapping[str, bytes], value: bytes | None) -> int:
     """64 bits over everything of a record that its writer chose."""
-    framed = _encode((key, dict(headers), value or b""))
-    return int.from_bytes(blake2b(framed, digest_size=8).digest(), "little")
+    frame = _encode((key, dict(headers), value or b""))
+    return int.from_bytes(blake2b(frame, digest_size=8).digest(), "little")
 
 
 class _Lane:

@@ -13,7 +13,7 @@ from millrace.formats.episodes.rows import BadRow
 from millrace.infra import proof
 from millrace.schemas import codec, envelope
 from millrace.schemas.chain import START
-from millrace.schemas.envelope import Belonging, ChainLink, Numbered
+from millrace.schemas.envelope import Belonging, ChainLink, EventNumber
 from millrace.schemas.limits import beyond
 from millrace.schemas.records import Event, Split
 
@@ -53,22 +53,22 @@ class Sealer:
 
     def seal(self, draft: BareEvent, id: str, source: str, epoch: int, number: int) -> Event:
         """The next event. Raises BadRow."""
-        event = envelope.unlinked(
+        event = envelope.draft(
             self._whose,
             draft.kind,
             codec.encode_body(draft.kind, cast(Any, draft.body)),
             id=id,
             actor=draft.actor,
-            number=Numbered(source, epoch, number),
+            number=EventNumber(source, epoch, number),
             after=ChainLink(self.step, self.link),
-            happened=draft.at,
-            captured=draft.at,
+            event_time=draft.at,
+            capture_time=draft.at,
             span_id=draft.span,
         )
         excess = beyond("Event", event)
         if excess is not None:
             raise BadRow("out_of_bounds", excess)
-        event = envelope.linked(event)
+        event = envelope.link(event)
         self.step, self.link = self.step + 1, event["hash"]
         return event
 

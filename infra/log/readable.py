@@ -26,7 +26,7 @@ def readable(kind: type[T], record: Record, claims: ClaimStore | None = None) ->
     name = kind.__name__
     try:
         data = record.value or b""
-        fields = codec.decode_named(name, data if claims is None else claims.behind(data))
+        fields = codec.decode_by_name(name, data if claims is None else claims.behind(data))
         fault = beyond(name, fields)
     except StorageError:
         raise

@@ -62,12 +62,12 @@ def encode_emit(emit: Emit) -> Encoding:
             f"key and headers of a record are longer than {BESIDE_BYTES} bytes: bound the names in them"
         )
     try:
-        return codec.encode_named(emit.name, emit.record)
+        return codec.encode_by_name(emit.name, emit.record)
     except CorruptRecord:
         refs = frozenset(refs_in(emit.record))
         if not refs:
             raise
-    codec.encode_named(emit.name, fill_places(emit.record, dict.fromkeys(refs, _PLACEHOLDER)))
+    codec.encode_by_name(emit.name, fill_places(emit.record, dict.fromkeys(refs, _PLACEHOLDER)))
     return refs
 
 
@@ -153,7 +153,7 @@ class Outbox:
         self, emit: Emit, data: Encoding, turn: bytes, places: Mapping[str, Mapping[str, object]] = MappingProxyType({})
     ) -> Outgoing:
         """The record to write for an emit. `data`: what it is encoded to; `places`: those that it waits for."""
-        value = data if isinstance(data, bytes) else codec.encode_named(emit.name, fill_places(emit.record, places))
+        value = data if isinstance(data, bytes) else codec.encode_by_name(emit.name, fill_places(emit.record, places))
         if self._claims is not None:
             value = self._claims.fitting(emit.name, value, self._largest)
         elif len(value) > self._largest:

@@ -136,7 +136,7 @@ def _compare(bus: Bus, namespace: str, turn: Turn, emits: Sequence[Emit], output
         count = bus.partitions(full_name(namespace, emit.topic))
         where = (emit.topic, partition_of(emit.key, count) if emit.partition is None else emit.partition)
         places = dict.fromkeys(refs_in(emit.record), ANYWHERE)
-        replay = codec.encode_named(emit.name, fill_places(emit.record, places) if places else emit.record)
+        replay = codec.encode_by_name(emit.name, fill_places(emit.record, places) if places else emit.record)
         if not outputs.get(where):
             raise ReplayError(f"{name} did not write the {emit.name} to {where} that it gives when replayed")
         actual = outputs[where].pop(0)

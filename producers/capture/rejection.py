@@ -90,7 +90,7 @@ def _gap(entry: Entry, error: str) -> Entry:
         "body_encoding": "plain",
         "body": codec.encode_body("gap", {"missed": 1, "reason": f"refused by the log ({error}): {summary}"}),
     }
-    event = envelope.linked(event)
+    event = envelope.link(event)
     headers = {"id": event["id"], "kind": "gap"} | {
         name: source_headers[name] for name in ROUTE_HEADERS if name in source_headers
     }

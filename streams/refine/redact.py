@@ -196,10 +196,10 @@ def withheld(body: ModelCall, reason: str) -> ModelCall:
     """A model call that nothing can be learned from: no token arrays, and why."""
     return {
         **body,
-        "prompt_ids": arrays.empty("int32"),
-        "output_ids": arrays.empty("int32"),
-        "output_logprobs": arrays.empty("float32"),
-        "output_versions": arrays.empty("int32"),
+        "prompt_ids": arrays.empty_array("int32"),
+        "output_ids": arrays.empty_array("int32"),
+        "output_logprobs": arrays.empty_array("float32"),
+        "output_versions": arrays.empty_array("int32"),
         "trainable": False,
         "untrainable_reason": f"withheld:{reason}",
     }

@@ -179,7 +179,7 @@ class Refine(Stage):
             call = cast(ModelCall, body)
             custody = chain.taint(custody, event["id"], call, cast(ModelCall, came))
             body = withheld(call, reason)
-        data = event["body"] if body is came else codec.encode_named(codec.BODIES[kind], body)
+        data = event["body"] if body is came else codec.encode_by_name(codec.BODIES[kind], body)
         return data, self._record(verdict, outcome, reason), custody
 
     def _withhold_reason(

@@ -134,7 +134,7 @@ def _put(holder: Any, step: Step, value: object) -> None:
 @cache
 def _fields(record: str, part: str) -> tuple[tuple[str, Shape, Path], ...]:
     """(field, schema, path) of the fields of a record that hold strings, or bytes that may be text."""
-    schema = current(record).parsed
+    schema = current(record).definition
     fields = ((field["name"], _string_shape(field["type"], schema["__named_schemas"])) for field in schema["fields"])
     omissions = _REFINE_FIELDS if record == ENVELOPE else ()
     return tuple((name, shape, (part, name)) for name, shape in fields if shape is not None and name not in omissions)

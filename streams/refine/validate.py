@@ -76,7 +76,7 @@ def _check_bounds(fault: str | None, event: Event) -> None:
 @cache
 def _arrays(kind: str) -> tuple[str, ...]:
     """The fields of a body that are arrays."""
-    fields = current(codec.BODIES[kind]).parsed["fields"]
+    fields = current(codec.BODIES[kind]).definition["fields"]
     return tuple(field["name"] for field in fields if ARRAY in _names(field["type"]))
 
 

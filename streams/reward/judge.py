@@ -16,7 +16,7 @@ from millrace.infra.log.base import Outgoing, Record
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.topics import full_name, logical_name
 from millrace.schemas import codec, envelope
-from millrace.schemas.envelope import Belonging, ChainLink, Numbered
+from millrace.schemas.envelope import Belonging, ChainLink, EventNumber
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.json_values import JsonObject
@@ -176,19 +176,19 @@ class Judge:
             split=episode["split"],
             trace_id=episode["trace_id"],
         )
-        draft = envelope.unlinked(
+        draft = envelope.draft(
             belonging,
             "reward",
             codec.encode_body("reward", reward),
             id=made_id("event", reward["reward_id"]),
             actor="evaluator",
-            number=Numbered(self._evaluator.source, 0, None),
+            number=EventNumber(self._evaluator.source, 0, None),
             after=ChainLink(),
-            happened=reward["observed_at"],
-            captured=reward["observed_at"],
+            event_time=reward["observed_at"],
+            capture_time=reward["observed_at"],
             parent_event=episode["id"],
         )
-        event = envelope.linked(draft)
+        event = envelope.link(draft)
         headers = {name: text.encode() for name, text in envelope.headers_of(event).items()}
         if self._key:
             headers[proof.HEADER] = proof.proof_of(self._key, event["hash"]).encode()

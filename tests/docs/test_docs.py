@@ -54,7 +54,9 @@ def test_the_page_of_events_has_every_field() -> None:
     rows = dict(re.findall(r"^\| .*?`(\w+)`\)? \| (.*) \|$", TEXT[ROOT / "docs" / "events.md"], re.MULTILINE))
     inside = {"EpisodeStarted": "Versions", "InternalState": "Injected"}
     for name in {*BODIES.values(), "Event", "Governance"}:
-        fields = [field["name"] for part in (name, inside.get(name, name)) for field in current(part).parsed["fields"]]
+        fields = [
+            field["name"] for part in (name, inside.get(name, name)) for field in current(part).definition["fields"]
+        ]
         assert set(re.findall(r"`(\w+)`", rows[name])) == set(fields), name
 
 

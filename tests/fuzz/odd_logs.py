@@ -257,12 +257,12 @@ def altered(r: Random, value: bytes | None) -> tuple[list[str], bytes] | None:
             names.append(_one(r, name, record))
     if body is not None and "body" not in names:
         record["body"] = codec.encode_body(kind, body)
-    return names, codec.encode_named(name, record)
+    return names, codec.encode_by_name(name, record)
 
 
 def _one(r: Random, name: str, record: dict[str, Any]) -> str:
     """Alter one field, or something within it; gives its name."""
-    schema = {field["name"]: field["type"] for field in current(name).parsed["fields"]}
+    schema = {field["name"]: field["type"] for field in current(name).definition["fields"]}
     field = r.choice(sorted(schema))
     record[field] = _within(r, schema[field], record[field], field)
     return field
@@ -366,7 +366,7 @@ def _value(r: Random, schema: Any, name: str) -> Any:
 def _plain(schema: Any) -> Any:
     """A named type as its definition."""
     if isinstance(schema, str) and schema.startswith(f"{NAMESPACE}."):
-        return current(schema.removeprefix(f"{NAMESPACE}.")).parsed
+        return current(schema.removeprefix(f"{NAMESPACE}.")).definition
     if isinstance(schema, dict) and isinstance(schema["type"], dict | list):
         return _plain(schema["type"])
     return schema
@@ -379,7 +379,7 @@ def _wild(logs: OddLogs, bus: MemoryBus, r: Random, kind: str) -> list[Damage]:
     if name == "Event" and r.random() < 0.7:
         which = r.choice(sorted(codec.BODIES))
         made |= {"kind": which, "body": codec.encode_body(which, _value(r, f"{NAMESPACE}.{codec.BODIES[which]}", ""))}
-    value = codec.encode_named(name, made)
+    value = codec.encode_by_name(name, made)
     record = logs.some(r, kind)
     like = record or logs.any(r)
     if record is not None and r.random() < 0.5:

@@ -144,7 +144,7 @@ def test_no_record_of_versions_ends_the_search(drawn: list[dict[str, Any]]):
     bus.ensure_topics([TopicSpec("t.p.weights", 1)])
     with bus.publisher() as publisher:
         for one in drawn:
-            publisher.publish(Outgoing("t.p.weights", b"p", codec.encode_named("WeightVersion", one))).result(5)
+            publisher.publish(Outgoing("t.p.weights", b"p", codec.encode_by_name("WeightVersion", one))).result(5)
     with tempfile.TemporaryDirectory() as home:
         settings = load(flags={"namespace": "t", "policy.name": "p", "home": home})
         if any(one["policy"] == "p" for one in drawn):

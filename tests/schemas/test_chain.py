@@ -15,7 +15,7 @@ from millrace.schemas.registry import HISTORY, current, parse_schema
 from millrace.schemas.strict import check_of
 
 FORMER = {"id": "e1", "kind": "model_call", "trajectory": "t1", "step": 3, "body": b"\x00body", "tenant": "acme"}
-FIELDS = {field["name"]: field["type"] for field in current("Event").parsed["fields"]}
+FIELDS = {field["name"]: field["type"] for field in current("Event").definition["fields"]}
 NAMED: dict[str, Any] = {}
 
 
@@ -30,7 +30,7 @@ def _collect(kind: Any) -> None:
             _collect(inner)
 
 
-_collect(current("Event").parsed)
+_collect(current("Event").definition)
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:

@@ -28,7 +28,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("name", registry.names())
 def test_every_record_comes_back_as_it_went_in(name: str) -> None:
-    for record in generate_many(registry.current(name).parsed, 5):
+    for record in generate_many(registry.current(name).definition, 5):
         found, again = codec.decode(codec.encode(name, record))
         assert found == name
         assert same(record, again)

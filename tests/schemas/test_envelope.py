@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.schemas import codec, envelope
 from millrace.schemas.chain import LONG, START, begin, event_hash
-from millrace.schemas.envelope import Belonging, ChainLink, Numbered
+from millrace.schemas.envelope import Belonging, ChainLink, EventNumber
 from millrace.schemas.records import Event, EventKind
 
 texts = st.text(max_size=9)
@@ -17,7 +17,7 @@ maybe = st.none() | texts
 counts = st.integers(0, 2**31 - 1)
 times = st.integers(0, 2**63 - 1)
 whose = st.builds(Belonging, *[texts] * 6, st.sampled_from(["train", "evaluation"]), maybe, maybe, maybe)
-numbers = st.builds(Numbered, texts, counts, st.none() | times)
+numbers = st.builds(EventNumber, texts, counts, st.none() | times)
 links = st.just(ChainLink()) | st.builds(ChainLink, counts, st.binary(min_size=32, max_size=32))
 kinds = st.sampled_from(get_args(EventKind))
 
@@ -29,14 +29,14 @@ def test_an_event_says_what_was_given_and_nothing_of_refine(
     body: bytes,
     id: str,
     actor: str,
-    number: Numbered,
+    number: EventNumber,
     after: ChainLink,
     happened: int,
     captured: int,
     parent_event: str | None,
     span_id: str | None,
 ) -> None:
-    event = envelope.unlinked(
+    event = envelope.draft(
         owner,
         kind,
         body,
@@ -44,8 +44,8 @@ def test_an_event_says_what_was_given_and_nothing_of_refine(
         actor=actor,
         number=number,
         after=after,
-        happened=happened,
-        captured=captured,
+        event_time=happened,
+        capture_time=captured,
         parent_event=parent_event,
         span_id=span_id,
     )
@@ -82,7 +82,7 @@ def test_an_event_says_what_was_given_and_nothing_of_refine(
         "body": body,
     }
     assert event == wanted
-    done = envelope.linked(event)
+    done = envelope.link(event)
     assert {**done, "hash": b""} == event
     assert done["hash"] == event_hash(after.link, event)
     assert codec.decode_as("Event", codec.encode("Event", done)) == done
@@ -102,8 +102,16 @@ def test_an_event_says_what_was_given_and_nothing_of_refine(
 
 
 def test_a_link_that_was_begun_ahead_is_the_same() -> None:
-    owner, number = Belonging("t", "p", "g", "r", "r", "a", "train"), Numbered("s", 0, 3)
-    event = envelope.unlinked(
-        owner, "gap", bytes(LONG), id="i", actor="a", number=number, after=ChainLink(0, START), happened=1, captured=1
+    owner, number = Belonging("t", "p", "g", "r", "r", "a", "train"), EventNumber("s", 0, 3)
+    event = envelope.draft(
+        owner,
+        "gap",
+        bytes(LONG),
+        id="i",
+        actor="a",
+        number=number,
+        after=ChainLink(0, START),
+        event_time=1,
+        capture_time=1,
     )
-    assert envelope.linked(event, begin(event)) == envelope.linked(event)
+    assert envelope.link(event, begin(event)) == envelope.link(event)

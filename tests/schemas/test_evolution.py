@@ -15,7 +15,7 @@ PAST = sorted(registry.HISTORY.glob("*/*.avsc"))
 
 
 def current_text(name: str) -> str:
-    parsed = registry.current(name).parsed
+    parsed = registry.current(name).definition
     return json.dumps({key: value for key, value in parsed.items() if not key.startswith("__")})
 
 

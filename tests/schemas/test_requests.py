@@ -18,9 +18,9 @@ from millrace.schemas.requests import (
     RequestStore,
     in_common,
     outline,
-    outlined,
-    rebuilt,
-    shortened,
+    outline_request,
+    rebuild,
+    shorten,
 )
 
 JSON = st.recursive(
@@ -64,15 +64,15 @@ def conversations(draw: st.DrawFn) -> tuple[bytes, bytes]:
 
 def whole_again(first: bytes, second: bytes) -> tuple[bytes, dict[str, int]] | None:
     """What is stored of the second request, checked to say the whole of it; None where it is stored whole."""
-    ours, theirs = outlined(second), outlined(first)
+    ours, theirs = outline_request(second), outline_request(first)
     if ours is None or theirs is None:
         return None
     kept, saved = in_common(ours, theirs.digests)
-    short = shortened(ours, kept)
+    short = shorten(ours, kept)
     if not kept or short is None:
         return None
     assert len(second) - len(short) <= saved <= len(second) - len(short) + 5 * len(kept)
-    assert rebuilt(short, kept, first) == second
+    assert rebuild(short, kept, first) == second
     return short, kept
 
 
@@ -96,7 +96,7 @@ def test_no_bytes_raise_or_come_back_otherwise(parts: list[bytes]) -> None:
     outline(body)
     for first in (filled, body, b'{"a":[1,2]}'):
         whole_again(first, filled)
-        rebuilt(body, {"a": 1, "b": WHOLE}, first)
+        rebuild(body, {"a": 1, "b": WHOLE}, first)
 
 
 def test_a_conversation_that_goes_on_says_what_is_new() -> None:
@@ -116,13 +116,13 @@ def test_a_conversation_that_goes_on_says_what_is_new() -> None:
 
 def test_a_key_that_comes_twice_is_stored_whole() -> None:
     text = b'{"messages":["%b"],"messages":["%b"]}' % (b"x" * LEAST, b"y" * LEAST)
-    found = outlined(text)
+    found = outline_request(text)
     assert found is not None
     assert not found.digests
 
 
 def test_what_is_too_long_to_compare_is_stored_whole() -> None:
-    assert outlined(json.dumps({"prompt": list(range(MOST_ITEMS + 1))}).encode()) is None
+    assert outline_request(json.dumps({"prompt": list(range(MOST_ITEMS + 1))}).encode()) is None
 
 
 def test_what_is_kept_is_within_the_bounds_of_a_record() -> None:
@@ -134,9 +134,9 @@ def test_what_is_kept_is_within_the_bounds_of_a_record() -> None:
 
 def test_what_does_not_fit_is_not_made_up() -> None:
     base = b'{"messages":["a","b"],"rules":"r"}'
-    assert rebuilt(b'{"messages":["c"]}', {"messages": 2}, base) == b'{"messages":["a","b","c"]}'
-    assert rebuilt(b'{"messages":[]}', {"messages": 1}, base) == b'{"messages":["a"]}'
-    assert rebuilt(b'{"rules":null}', {"rules": WHOLE}, base) == b'{"rules":"r"}'
+    assert rebuild(b'{"messages":["c"]}', {"messages": 2}, base) == b'{"messages":["a","b","c"]}'
+    assert rebuild(b'{"messages":[]}', {"messages": 1}, base) == b'{"messages":["a"]}'
+    assert rebuild(b'{"rules":null}', {"rules": WHOLE}, base) == b'{"rules":"r"}'
     for request, kept in (
         (b'{"messages":["c"]}', {"messages": 3}),
         (b'{"messages":["c"]}', {"messages": 0}),
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_not_made_up() -> None:
         (b"[]", {"messages": 1}),
         (b"", {"messages": 1}),
     ):
-        assert rebuilt(request, kept, base) is None
+        assert rebuild(request, kept, base) is None
 
 
 def stored(request: bytes, base: str | None = None, **kept: int) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_a_store_puts_a_chain_together_in_any_order_and_raises_for_no_circle() -
     assert store.add("e0", stored(b'{"messages":["0"]}')) == b'{"messages":["0"]}'
     for n in range(chain - 1, 0, -1):
         assert store.add(f"e{n}", stored(b'{"messages":["%d"]}' % n, f"e{n - 1}", messages=n)) is None or n == 1
-    whole = store.whole(f"e{chain - 1}")
+    whole = store.full_request(f"e{chain - 1}")
     assert whole is not None
     assert orjson.loads(whole) == {"messages": [str(n) for n in range(chain)]}
     assert store.add("a", stored(b'{"messages":[]}', "b", messages=1)) is None

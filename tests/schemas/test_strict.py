@@ -22,7 +22,7 @@ from millrace.schemas.errors import CorruptRecord, SchemaError, UnknownKey
 
 @cache
 def examples(name: str) -> tuple[dict[str, Any], ...]:
-    return tuple(generate_many(registry.current(name).parsed, 8))
+    return tuple(generate_many(registry.current(name).definition, 8))
 
 
 def records_in(kind: Any, value: Any, known: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -55,7 +55,7 @@ def test_a_misspelt_key_is_named_with_the_key_that_was_meant() -> None:
 @given(st.sampled_from(registry.names()), st.data())
 def test_an_unknown_key_at_any_depth_is_refused_by_its_name(name: str, data: st.DataObject) -> None:
     record = deepcopy(data.draw(st.sampled_from(examples(name))))
-    inside = list(records_in(registry.current(name).parsed, record, {}))
+    inside = list(records_in(registry.current(name).definition, record, {}))
     schema, planted = data.draw(st.sampled_from(inside))
     fields = {field["name"] for field in schema["fields"]}
     misspelt = st.sampled_from(sorted(fields)).flatmap(lambda key: st.permutations(key).map("".join))
@@ -73,7 +73,7 @@ def test_an_unknown_key_at_any_depth_is_refused_by_its_name(name: str, data: st.
 def test_what_has_no_unknown_key_is_written_as_fastavro_writes_it(name: str, data: st.DataObject) -> None:
     record = data.draw(st.sampled_from(examples(name)))
     schema, out = registry.current(name), io.BytesIO()
-    schemaless_writer(out, schema.parsed, record)
+    schemaless_writer(out, schema.definition, record)
     assert codec.encode(name, record) == codec.MARK + schema.fingerprint + out.getvalue()
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from millrace.infra.log.base import Record
 from millrace.producers.gateway.sessions.request_trail import RequestTrail
-from millrace.schemas.requests import outlined
+from millrace.schemas.requests import outline_request
 from tests.support.history import History
 from tests.support.history_records import model_call
 
@@ -60,7 +60,7 @@ class Conversations(History):
         logprobs = [-self.rng.random() for _ in output]
         body = model_call(self.id("call"), response, lineage, turn, kept, prompt, output, logprobs, versions)
         asked = orjson.dumps({"messages": messages, "tools": TOOLS})
-        trail, outline = self.trails.setdefault(episode["trajectory"], RequestTrail()), outlined(asked)
+        trail, outline = self.trails.setdefault(episode["trajectory"], RequestTrail()), outline_request(asked)
         stored = trail.compress(asked, outline)
         body |= {"request": stored.request, "request_base": stored.base, "request_kept": stored.overlap}
         body["supersedes"] = supersedes

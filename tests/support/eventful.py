@@ -23,7 +23,7 @@ from millrace.infra.config import Governance
 from millrace.infra.config.experience import Tenant
 from millrace.infra.log.base import Place
 from millrace.schemas import codec
-from millrace.testing.events import Episode, made
+from millrace.testing.events import Episode, stable_id
 from millrace.testing.world import CALM, NAMESPACE, World
 from tests.support import whole
 from tests.support.grafted import Group, graft
@@ -159,7 +159,7 @@ class _Script:
         self.number += 1
         terms = {"awaits": ["verifier"], "wait_ms": 4_000, "attempt": f"attempt-{self.number}"} | terms
         source = f"{POLICY}-gateway-{self.number % 2}"
-        root = made("episode", name, self.number)
+        root = stable_id("episode", name, self.number)
         return Episode(root, tenant=tenant, source=source, clock=lambda: self.world.now, **terms)
 
     def sample(self, grant: dict[str, Any], sample: int) -> None:
@@ -218,7 +218,7 @@ class _Script:
     def told_evaluation(self) -> None:
         """What `millrace evaluate` writes about the newest version."""
         scores = [{"task_id": task, "rewards": [0.1 * self.version, 0.25, None]} for task in HELD_OUT]
-        told = {"id": made("evaluation", self.version), "policy": POLICY, "version": self.version}
+        told = {"id": stable_id("evaluation", self.version), "policy": POLICY, "version": self.version}
         told |= {"versions": [self.version], "digest": None, "ledger_hash": None, "model": "somewhere"}
         told |= {"engine": "in-process", "agent": None, "tasks": "held-out.jsonl", "tasks_digest": "d"}
         told |= {"questions": len(HELD_OUT), "samples": 3, "verifier": "exact", "success": 1.0, "temperature": 1.0}
@@ -237,7 +237,7 @@ class _Script:
 
     def delegate(self, episode: Episode) -> None:
         """A sub-agent in a trace of its own."""
-        sub = self.episode("sub", tenant=episode.tenant, trajectory=made("sub", episode.root))
+        sub = self.episode("sub", tenant=episode.tenant, trajectory=stable_id("sub", episode.root))
         sub.root, sub.group, sub.attempt, sub.source = episode.root, episode.group, episode.attempt, episode.source
         parent = {"parent_trajectory": episode.root, "spawn_call": f"tool-{episode.root}-0"}
         observed = sub.event("observation", OBSERVED, **parent)

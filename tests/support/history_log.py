@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from millrace.consumers.scores import named
+from millrace.consumers.scores import with_id
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
 from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.memory.bus import MemoryBus
@@ -109,7 +109,7 @@ class Log:
             known[entry["version"]] = {"digest": entry["digest"], "ledger_hash": prev.hex()}
             self.rewrite(record, linked)
         for record, scored in self.rows("scores"):
-            self.rewrite(record, named(scored | known.get(scored["version"], {})))  # type: ignore[arg-type]
+            self.rewrite(record, with_id(scored | known.get(scored["version"], {})))  # type: ignore[arg-type]
 
     def forge_events(self) -> None:
         """Link the events of every slot anew."""

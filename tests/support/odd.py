@@ -44,7 +44,7 @@ HUGE = "y" * 1_200_000
 @cache
 def records(name: str, *, huge: bool = False, held: bool = False) -> st.SearchStrategy[dict[str, Any]]:
     """Any record of this name; with `huge`, names may be larger than what a topic takes."""
-    fields = current(name).parsed["fields"]
+    fields = current(name).definition["fields"]
     return st.fixed_dictionaries({field["name"]: _of(field["type"], huge, held=held) for field in fields})
 
 
@@ -83,4 +83,4 @@ def _of(kind: Any, huge: bool, *, held: bool = False) -> st.SearchStrategy[Any]:
         case "record":
             return records(kind["name"].removeprefix(f"{NAMESPACE}."), huge=huge, held=held)
         case _:
-            return _of(current(kind["name"].removeprefix(f"{NAMESPACE}.")).parsed, huge, held=held)
+            return _of(current(kind["name"].removeprefix(f"{NAMESPACE}.")).definition, huge, held=held)

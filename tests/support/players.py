@@ -20,7 +20,7 @@ from millrace.infra.log.base import Member, MemberToken, Place, Transactor
 from millrace.infra.log.history import ledger, newest
 from millrace.infra.log.topics import full_name
 from millrace.schemas import arrays, codec
-from millrace.testing.events import Episode, made
+from millrace.testing.events import Episode, stable_id
 from millrace.testing.world import NAMESPACE, World, _Freeze
 
 SECOND = 1_000_000
@@ -149,7 +149,7 @@ class Crew:
 
     def _attempt(self, world: World, grant: dict[str, Any] | None, sample: int, number: int) -> Iterator[None]:
         plan, r = self.plan, self.plan.random
-        root = made("root", plan.policy, number)
+        root = stable_id("root", plan.policy, number)
         plan.roots.add(root)
         common = {"policy": plan.policy, "attempt": f"a{number}", "wait_ms": 4_000}
         common |= {"source": f"{plan.policy}-gateway-{number % 2}"}

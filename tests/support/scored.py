@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.consumers.scores import mean_of, named
+from millrace.consumers.scores import mean_of, with_id
 
 REWARDS: Sequence[Sequence[float | None]] = ((1.0, 0.0), (1.0, 1.0), (0.0, None), (None, None))
 
@@ -27,4 +27,4 @@ def evaluation(
     said |= {"samples": 2, "verifier": "exact", "success": 1.0, "temperature": 1.0, "max_tokens": 16, "seed": 0}
     said |= {"mean": mean, "standard_error": error, "pass_at": pass_at or {"1": 0.5, "2": 1.0}, "unfinished": 1}
     said |= {"unjudged": sum(reward is None for one in rewards for reward in one), "scores": scores, "time": 5}
-    return dict(named(said | fields))  # type: ignore[arg-type]
+    return dict(with_id(said | fields))  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def whole(
         later(world)
         for entry in world.decoded(f"{POLICY}.ledger")[:3]:
             world.send(f"{POLICY}.scores", str(entry["version"]), "Evaluation", evaluation(POLICY, entry))
-        roles = {name.rpartition(".")[2]: stage for name, stage in world._made.items()}
+        roles = {name.rpartition(".")[2]: stage for name, stage in world._instances.items()}
         terms = Terms(unsolicited_share=plan.share, lease=40 * SECOND)
         roles["dispatch"] = Dispatch(POLICY, plan.slots, terms)
         return Whole(world.bus, roles)

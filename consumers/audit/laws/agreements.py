@@ -22,8 +22,8 @@ class _PromptTerms(NamedTuple):
 
     def gives(self, grant: Row[Grant]) -> bool:
         """Whether a grant may come from it."""
-        sized = self.size in (None, grant["group_size"])
-        return sized and self.task == hash(grant["task"]) and self.awaits in ((), tuple(grant["awaits"]))
+        has_size = self.size in (None, grant["group_size"])
+        return has_size and self.task == hash(grant["task"]) and self.awaits in ((), tuple(grant["awaits"]))
 
 
 class _Terms(NamedTuple):
@@ -40,7 +40,7 @@ class _Resolution(NamedTuple):
     terms: _Terms
     time: int
     group: str
-    copied: str
+    common_values: str
     mark: Mark
 
 
@@ -73,8 +73,8 @@ class Agreements(Law):
             self.fail(message, self._number[1], row, prompt=row["id"])
         if self._number is None or row["number"] > self._number[0]:
             self._number = (row["number"], row.mark)
-        asked = _PromptTerms(hash(row["task"]), row["group_size"], tuple(row["awaits"]))
-        self._prompts.setdefault(row["id"], (row.mark, set()))[1].add(asked)
+        terms = _PromptTerms(hash(row["task"]), row["group_size"], tuple(row["awaits"]))
+        self._prompts.setdefault(row["id"], (row.mark, set()))[1].add(terms)
 
     def decision(self, row: Row[Decision]) -> None:
         if row["kind"] == "setting" and row["policy"] in (None, self.facts.policy):
@@ -94,20 +94,20 @@ class Agreements(Law):
         if row["reason"] is None and row["kind"] not in ("ready", "failed"):
             self.fail(f"a {row['kind']} group has no reason", row, group=row["group"])
         terms = _Terms(row["prompt_id"], row["size"], row["min_version"], row["deadline"])
-        kept = _Resolution(row["kind"], terms, row["time"], row["group"], _common_values(row), row.mark)
+        outcome = _Resolution(row["kind"], terms, row["time"], row["group"], _common_values(row), row.mark)
         if row["ticket"] is not None and row["solicited"]:
-            self._resolved.setdefault(row["ticket"], kept)
+            self._resolved.setdefault(row["ticket"], outcome)
         if row["kind"] == "ready":
-            self._ready.setdefault(row["group"], kept)
+            self._ready.setdefault(row["group"], outcome)
 
     def _setting(self, row: Row[Resolution]) -> None:
         setting = row["setting"]
         if setting is None or setting["decision"] is None:
             return
-        asked = self._asked.get(setting["decision"])
-        if asked is None:
+        decision = self._asked.get(setting["decision"])
+        if decision is None:
             return  # the law about settings names it
-        name, value = asked
+        name, value = decision
         if setting["name"] != name or json.loads(setting["value"]) != json.loads(value):
             message = f"{setting['name']} became {setting['value']}, but decision {setting['decision']} asked for "
             self.fail(f"{message}{name} {value}", row, setting=setting["name"])
@@ -151,19 +151,19 @@ class Agreements(Law):
         wrong = _flaw(row)
         if wrong:
             self.fail(f"a completion {wrong}", row, group=row["group"])
-        ready = self._ready.get(row["group"])
-        if ready is None or row["kind"] not in ("complete", "unsolicited"):
+        resolution = self._ready.get(row["group"])
+        if resolution is None or row["kind"] not in ("complete", "unsolicited"):
             return
         self._matched.add(row["group"])
-        if _common_values(row) != ready.copied:
+        if _common_values(row) != resolution.common_values:
             message = "a group is ready with other samples, tokens or rewards than it was completed with"
-            self.fail(message, row, ready.mark, group=row["group"])
+            self.fail(message, row, resolution.mark, group=row["group"])
 
     def finish(self) -> None:
         has_beginning = self.facts.begins_at_zero("completions")
-        for group, ready in self._ready.items():
+        for group, resolution in self._ready.items():
             if group not in self._matched and has_beginning:
-                self.fail("a group is ready that was never said to be complete", ready.mark, group=group)
+                self.fail("a group is ready that was never said to be complete", resolution.mark, group=group)
 
 
 def _common_values(row: Row[Completion] | Row[Resolution]) -> str:

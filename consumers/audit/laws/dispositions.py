@@ -23,7 +23,7 @@ class _Fold(NamedTuple):
 
     first: int
     last: int
-    skipped: int
+    skip_count: int
     mark: Mark
 
 
@@ -190,8 +190,8 @@ class Dispositions(Law):
         start = self.facts.starts["raw"].get(partition, 0)
         for fold in self._folds[partition]:
             count = bisect_right(duplicates, fold.last) - bisect_left(duplicates, fold.first)
-            if fold.first >= max(start, self._floor) and count != fold.skipped:
-                message = f"a turn skipped {fold.skipped} duplicates of offsets {fold.first} to {fold.last}: {count}"
+            if fold.first >= max(start, self._floor) and count != fold.skip_count:
+                message = f"a turn skipped {fold.skip_count} duplicates of offsets {fold.first} to {fold.last}: {count}"
                 self.fail(f"{message} lie there", fold.mark)
 
     def _check_orphans(self, partition: int) -> None:
@@ -207,7 +207,7 @@ class Dispositions(Law):
                 self.fail("an event names a raw event that does not exist", mark, place)
 
     def finish(self) -> None:
-        self.finding.facts |= {what: count for what, count in self._counts.items() if count}
+        self.finding.facts |= {name: count for name, count in self._counts.items() if count}
 
 
 class _Contents:

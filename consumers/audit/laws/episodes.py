@@ -52,7 +52,7 @@ class _Open:
     mark: Mark
     time: int
     wait: int
-    ended: bool = False
+    has_ended: bool = False
     fate: str = ""
 
 
@@ -163,7 +163,7 @@ class Episodes(Law):
             if not reasons and row["root_trajectory"] not in self._sealed and self._has_beginning(row):
                 self.fail("an episode ended that never started", row, trajectory=row["root_trajectory"])
         elif "after_end" not in reasons and UNFOLDABLE not in reasons:
-            episode.ended = True
+            episode.has_ended = True
             episode.fate = episode.fate or next((reason for reason in reasons if reason in CLOSES), "")
 
     def _call(self, row: Row[Event]) -> None:
@@ -174,7 +174,7 @@ class Episodes(Law):
         if count and EXCLUSIONS.intersection(self._reasons(row)):
             self.fail("a model call is in a sample and has a dead letter", row, trajectory=root, event=row["id"])
         episode = self._open.get(root)
-        if count or episode is None or episode.fate != "sealed" or episode.ended or row["body_encoding"] != "plain":
+        if count or episode is None or episode.fate != "sealed" or episode.has_ended or row["body_encoding"] != "plain":
             return
         sample = self._sealed[root]
         # An end comes behind its calls, and sealing behind the end, however little time passes.
@@ -237,7 +237,7 @@ class Episodes(Law):
         sample = self._sealed.get(root)
         if sample is None or episode.fate == REFUSAL:
             return
-        if not episode.ended:
+        if not episode.has_ended:
             self.fail("a sample was sealed of an episode that did not end", sample.mark, episode.mark, trajectory=root)
         for id in sample.rewards:
             if id not in self._shared:

@@ -23,7 +23,7 @@ REFINE_FIELDS = ("log_time", "source_place", "source_hash", "governance")
 """fields that are empty in raw and that refine fills"""
 CHANGING_FIELDS = frozenset({*REFINE_FIELDS, "prev_hash", "hash", "hash_version", "body"})
 """fields that differ between a raw event and its event"""
-CAPTURED_FIELDS = tuple(f["name"] for f in current("Event").parsed["fields"] if f["name"] not in CHANGING_FIELDS)
+CAPTURED_FIELDS = tuple(f["name"] for f in current("Event").definition["fields"] if f["name"] not in CHANGING_FIELDS)
 """fields that an event has of its raw event"""
 HEADER_FIELDS = ("policy", "group", "trajectory", "id", "kind")
 """what the headers of an event repeat of it"""
@@ -99,9 +99,9 @@ class Envelopes(Law):
             return
         self.finding.checked += 1
         values, body, version, mark = raw
-        if values != (captured := _captured_values(row.record)):
+        if values != (event_values := _captured_values(row.record)):
             is_equal = is_unaltered if is_redacted(row) else eq
-            fields = [f for f, *pair in zip(CAPTURED_FIELDS, values, captured, strict=True) if not is_equal(*pair)]
+            fields = [f for f, *pair in zip(CAPTURED_FIELDS, values, event_values, strict=True) if not is_equal(*pair)]
             if fields:
                 self.fail(f"an event differs from its raw event in {', '.join(fields)}", mark, row, event=row["id"])
         if row["hash_version"] < version:
@@ -173,9 +173,9 @@ class EventsChain(Law):
         self._last = None
 
     def finish(self) -> None:
-        for one, other in self._rules.clashes():
+        for slot, peer in self._rules.clashes():
             self.note(
-                f"slots {one} and {other} are governed by different rules: give every refine the same [governance]"
+                f"slots {slot} and {peer} are governed by different rules: give every refine the same [governance]"
             )
 
 
@@ -234,15 +234,15 @@ class CaptureChain(Law):
             self.fail("an event does not keep the hash of its raw event", raw.mark, row, event=row["id"])
         governance = row["governance"]
         if raw.source_seq is not None and governance is not None:  # the law about envelopes names it
-            self._link(raw, flagged=governance["eligibility"] in INELIGIBLE)
+            self._link(raw, is_flagged=governance["eligibility"] in INELIGIBLE)
 
-    def _link(self, raw: _RawEvent, *, flagged: bool) -> None:
+    def _link(self, raw: _RawEvent, *, is_flagged: bool) -> None:
         """Compare with the link before. A break that refine flagged cannot train and is its disposition."""
         ids = {"trajectory": raw.trajectory, "event": raw.id}
         last = self._links.get(raw.trajectory)
         headless = self.facts.starts["raw"].get(raw.mark.place.partition, 0) > 0
         is_linked = raw.prev_hash == last.hash if last else headless or raw.prev_hash == START
-        if not is_linked and flagged:
+        if not is_linked and is_flagged:
             self._flagged += 1
         elif not is_linked and last:
             message = f"event {raw.step} of a trajectory does not name the hash of event {last.step} before it"
@@ -292,7 +292,7 @@ class RulesBySlot:
 
     def clashes(self) -> Iterator[tuple[int, int]]:
         """Pairs of slots whose newest rules differ and were in force at the same time."""
-        for (one, rules), (other, other_rules) in combinations(sorted(self._newest.items()), 2):
-            (my_first, my_last), (their_first, their_last) = self._spans[one, rules], self._spans[other, other_rules]
+        for (slot, rules), (peer, other_rules) in combinations(sorted(self._newest.items()), 2):
+            (my_first, my_last), (their_first, their_last) = self._spans[slot, rules], self._spans[peer, other_rules]
             if rules != other_rules and my_first < their_last and their_first < my_last:
-                yield one, other
+                yield slot, peer

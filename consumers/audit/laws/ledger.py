@@ -67,7 +67,7 @@ class _Batch:
     length: int = 0
     ages: np.ndarray[Any, np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(AGES + 1, np.int64))
     oldest: int = 0
-    seen: int = 0
+    sample_count: int = 0
     there: dict[int, int] = field(default_factory=dict)
     """by seq, how many of its samples can be read"""
 
@@ -107,7 +107,7 @@ class Figures(Law):
             batch = self._batches.get(group.version)
             if batch is None:
                 continue
-            batch.seen += 1
+            batch.sample_count += 1
             batch.there[group.seq] = batch.there.get(group.seq, 0) + 1
             if group.loss is not None or not sample.traces:
                 continue
@@ -127,13 +127,13 @@ class Figures(Law):
                 continue  # its samples lie among those of another policy
             self._check_losses(version, batch)
             count = sum(len(group["trajectories"]) for group in batch.entry["groups"])
-            if batch.seen != count:
+            if batch.sample_count != count:
                 unread += 1
                 continue
-            for what, figure, is_ in self._comparisons(version, batch):
+            for name, figure, batch_figure in self._comparisons(version, batch):
                 self.finding.checked += 1
-                if not math.isclose(figure, is_, rel_tol=1e-5, abs_tol=1e-6):
-                    message = f"version {version} says {what} {figure:g}; its batch comes to {is_:g}"
+                if not math.isclose(figure, batch_figure, rel_tol=1e-5, abs_tol=1e-6):
+                    message = f"version {version} says {name} {figure:g}; its batch comes to {batch_figure:g}"
                     self.fail(message, batch.mark, version=version)
             for problem in self._excesses(batch):
                 self.fail(f"version {version} {problem}", batch.mark, version=version)
@@ -243,7 +243,7 @@ class _Weights(NamedTuple):
 
 
 class _LeaderFacts(NamedTuple):
-    said: dict[str, Any]
+    facts: dict[str, Any]
     mark: Mark
 
 
@@ -295,12 +295,12 @@ class Leaders(Law):
         elif {role: _content(text, role) for role in ROLES if _content(text, role)} != row["models"]:
             self.fail(f"version {version} names other models than its configuration", row, version=version)
 
-    def _compare(self, who: tuple[Any, ...], said: dict[str, Any], row: Row) -> None:
+    def _compare(self, key: tuple[Any, ...], facts: dict[str, Any], row: Row) -> None:
         """Compare with what was first said by the same leader (in the same generation, of the same files)."""
-        first = self._said.setdefault(who, _LeaderFacts(said, row.mark))
-        other = [name for name, value in said.items() if value != first.said[name]]
-        if other:
-            message = f"version {row['version']} says another {', '.join(other)} than its leader said before"
+        first = self._said.setdefault(key, _LeaderFacts(facts, row.mark))
+        names = [name for name, value in facts.items() if value != first.facts[name]]
+        if names:
+            message = f"version {row['version']} says another {', '.join(names)} than its leader said before"
             self.fail(message, first.mark, row, version=row["version"], leader=row["leader"])
 
     def _generation(self, row: Row[LedgerEntry]) -> None:
@@ -314,12 +314,12 @@ class Leaders(Law):
         self._compare((leader, generation), {"ranks": ranks, "layout": row["layout"]}, row)
 
     def _ids(self, row: Row[LedgerEntry]) -> None:
-        shown_of = {name: version for name, version in row["libraries"].items() if name != DRIVER}
-        libraries = hashlib.sha256(json.dumps(shown_of, sort_keys=True).encode()).hexdigest()
-        own = tuple(digest[:8] for digest in (row["config_hash"], row["code_hash"], libraries))
+        hashed_versions = {name: version for name, version in row["libraries"].items() if name != DRIVER}
+        libraries = hashlib.sha256(json.dumps(hashed_versions, sort_keys=True).encode()).hexdigest()
+        digests = tuple(digest[:8] for digest in (row["config_hash"], row["code_hash"], libraries))
         for member in (row["leader"], *(share["member"] for share in row["ranks"])):
-            shown = MEMBER_ID.match(member)
-            if shown is not None and shown.groups() != own:
+            match = MEMBER_ID.match(member)
+            if match is not None and match.groups() != digests:
                 message = f"version {row['version']} says another configuration, code or libraries than {member} shows"
                 self.fail(message, row, version=row["version"])
                 return
@@ -334,12 +334,12 @@ def _of_itself(row: Row[LedgerEntry]) -> dict[str, Any]:
 
 def _content(text: str, role: str) -> str:
     """sha256 hex of the model that plays a role, as a configuration says it; empty where nobody does."""
-    said = json.loads(text).get("learner", {}).get(role) or ""
-    return str(said).removeprefix("sha256:")
+    model = json.loads(text).get("learner", {}).get(role) or ""
+    return str(model).removeprefix("sha256:")
 
 
 def _of_training(row: Row[LedgerEntry]) -> dict[str, Any]:
     """What an entry says of training, empty where nobody trained."""
-    who = {"layout": row["layout"], "generation": row["generation"], "leader": row["leader"]}
-    what = {"unchanged": row["unchanged"], "masked_tokens": row["masked_tokens"], "metrics": row["metrics"]}
-    return _of_itself(row) | who | what
+    leadership = {"layout": row["layout"], "generation": row["generation"], "leader": row["leader"]}
+    figures = {"unchanged": row["unchanged"], "masked_tokens": row["masked_tokens"], "metrics": row["metrics"]}
+    return _of_itself(row) | leadership | figures

@@ -46,8 +46,8 @@ class ConsumedOnce(Law):
             entry = _ReadyGroup(group["ticket"], group["group"], places, row.mark)
             seq, version = group["seq"], row["version"]
             if seq in self._trained:
-                other, first, _ = self._trained[seq]
-                message = f"seq {seq} is in version {version} and in version {other}"
+                first_version, first, _ = self._trained[seq]
+                message = f"seq {seq} is in version {version} and in version {first_version}"
                 self.fail(message, first.mark, row, seq=seq, group=entry.group)
             else:
                 self._trained[seq] = (version, entry, group["lost"])
@@ -63,37 +63,37 @@ class ConsumedOnce(Law):
         if seq is None:
             self.fail("a ready group carries no seq", row, group=row["group"])
             return
-        ready = _ReadyGroup(row["ticket"], row["group"], tuple(row.places()), row.mark)
+        ready_group = _ReadyGroup(row["ticket"], row["group"], tuple(row.places()), row.mark)
         if seq in self._ready:
-            self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready.group)
+            self.fail(f"two ready groups carry seq {seq}", self._ready[seq], row, seq=seq, group=ready_group.group)
             return
         if self._next is None:
             self._next = 0 if self.facts.begins_at_zero("resolutions") else seq
         if seq != self._next:
-            self.fail(f"ready seq {seq} follows {self._next - 1}", row, seq=seq, group=ready.group)
+            self.fail(f"ready seq {seq} follows {self._next - 1}", row, seq=seq, group=ready_group.group)
         self._next = seq + 1
         self._ready[seq] = row.mark
-        self._compare(seq, ready)
+        self._compare(seq, ready_group)
 
-    def _compare(self, seq: int, ready: _ReadyGroup) -> None:
+    def _compare(self, seq: int, ready_group: _ReadyGroup) -> None:
         pair = self._trained.get(seq)
         if pair is None:
             if seq < self._seq_hi and self.facts.begins_at_zero("ledger"):
                 message = f"ready seq {seq} lies below the ledger's end but is in no version"
-                self.fail(message, ready.mark, seq=seq, group=ready.group)
+                self.fail(message, ready_group.mark, seq=seq, group=ready_group.group)
             return
         version, entry, _ = pair
         for field in ("ticket", "group", "places"):
-            if getattr(entry, field) != getattr(ready, field):
+            if getattr(entry, field) != getattr(ready_group, field):
                 message = f"version {version} trained seq {seq} with another {field} than it was resolved with"
-                self.fail(message, ready.mark, entry.mark, seq=seq, group=ready.group)
+                self.fail(message, ready_group.mark, entry.mark, seq=seq, group=ready_group.group)
 
     def finish(self) -> None:
         first = min(self._ready, default=0)
-        for seq, (version, trained, _) in self._trained.items():
+        for seq, (version, entry, _) in self._trained.items():
             if seq not in self._ready and (seq >= first or self.facts.begins_at_zero("resolutions")):
                 message = f"version {version} trained seq {seq}, which no resolution made ready"
-                self.fail(message, trained.mark, seq=seq, group=trained.group)
+                self.fail(message, entry.mark, seq=seq, group=entry.group)
         self.finding.facts |= {"trained": len(self._trained), "lost": self._lost}
         self.finding.facts["waiting"] = sum(seq >= self._seq_hi for seq in self._ready)
         if self._lost:
@@ -151,19 +151,19 @@ class Tickets(Law):
         if partition != ticket % count:
             self.fail(f"ticket {ticket} lies on partition {partition} of {count}", row, ticket=ticket)
         terms = (row["prompt_id"], row["group_size"], row["min_version"], row["deadline"])
-        found = self._granted.get(ticket)
-        if found is None:
+        entry = self._granted.get(ticket)
+        if entry is None:
             if row["round"] and not self.facts.starts["grants"].get(partition):
                 self.fail(f"ticket {ticket} begins with round {row['round']}", row, ticket=ticket)
             self._granted[ticket] = (row.mark, terms, row["round"])
             return
-        first, before, rounds = found
+        first, first_terms, rounds = entry
         if row["round"] != rounds + 1:
             message = f"ticket {ticket} is granted again in round {row['round']} after round {rounds}"
             self.fail(message, first, row, ticket=ticket)
-        if terms != before:
+        if terms != first_terms:
             self.fail(f"round {row['round']} of ticket {ticket} changes its terms", first, row, ticket=ticket)
-        self._granted[ticket] = (first, before, row["round"])
+        self._granted[ticket] = (first, first_terms, row["round"])
 
     def finish(self) -> None:
         for partition, start in self.facts.starts["grants"].items():
@@ -171,16 +171,16 @@ class Tickets(Law):
                 self._floor = max(self._floor, self._heads.get(partition, 0))
         if not self.facts.begins_at_zero("resolutions"):
             self._floor = max(self._floor, min(self._resolved, default=0))
-        unsolicited = {t: entry for t, entry in self._resolved.items() if not entry[1]}
-        for ticket, (_, _, mark) in unsolicited.items():
+        unsolicited_tickets = {t: entry for t, entry in self._resolved.items() if not entry[1]}
+        for ticket, (_, _, mark) in unsolicited_tickets.items():
             if ticket in self._granted:
                 message = f"ticket {ticket} was granted and given to an unsolicited group"
                 self.fail(message, self._granted[ticket][0], mark, ticket=ticket)
-        for ticket, (kind, solicited, mark) in self._resolved.items():
-            if solicited and ticket not in self._granted and ticket >= self._floor:
+        for ticket, (kind, is_solicited, mark) in self._resolved.items():
+            if is_solicited and ticket not in self._granted and ticket >= self._floor:
                 self.fail(f"ticket {ticket} is resolved as {kind} but was never granted", mark, ticket=ticket)
-        self._dense(sorted({*self._granted, *unsolicited}))
-        self._count(set(self._granted) | set(unsolicited))
+        self._dense(sorted({*self._granted, *unsolicited_tickets}))
+        self._count(set(self._granted) | set(unsolicited_tickets))
 
     def _dense(self, tickets: list[int]) -> None:
         next_ticket = self._floor
@@ -193,13 +193,13 @@ class Tickets(Law):
                 self.fail(f"{gap} never existed, but {ticket} does", mark, ticket=next_ticket)
             next_ticket = ticket + 1
 
-    def _count(self, known: set[int]) -> None:
-        kinds = Counter(kind for ticket, (kind, _, _) in self._resolved.items() if ticket in known)
-        ready = kinds.pop("ready", 0)
-        negative = sum(kinds.values())
-        self.finding.checked = len(known)
-        self.finding.facts |= {"granted": len(known), "ready": ready, "negative": negative}
-        self.finding.facts["outstanding"] = len(known) - ready - negative
+    def _count(self, tickets: set[int]) -> None:
+        kinds = Counter(kind for ticket, (kind, _, _) in self._resolved.items() if ticket in tickets)
+        ready_count = kinds.pop("ready", 0)
+        negative_count = sum(kinds.values())
+        self.finding.checked = len(tickets)
+        self.finding.facts |= {"granted": len(tickets), "ready": ready_count, "negative": negative_count}
+        self.finding.facts["outstanding"] = len(tickets) - ready_count - negative_count
         if self._floor:
             self.note(f"checked from ticket {self._floor} on: retention has taken earlier grants or resolutions")
 

@@ -71,7 +71,7 @@ class _PlaceUse(NamedTuple):
     """A record that names the place of one sample."""
 
     group: str
-    what: str
+    source: str
     mark: Mark
     sample: int | None
     tokens: int
@@ -111,24 +111,24 @@ class Places(Law):
         if row["kind"] in ("complete", "short", "unsolicited"):
             self._group(row, "the completion", row["samples"])
 
-    def _group(self, row: Row[Completion] | Row[Resolution], what: str, samples: list[int] | None) -> None:
+    def _group(self, row: Row[Completion] | Row[Resolution], source: str, samples: list[int] | None) -> None:
         places, group = row.places(), row["group"]
         if {len(row["tokens"]), len(row["rewards"])} != {len(places)}:
-            self.fail(f"{what} of a group does not list tokens and rewards of each sample", row, group=group)
+            self.fail(f"{source} of a group does not list tokens and rewards of each sample", row, group=group)
             return
         if len(set(places)) != len(places):
-            self.fail(f"{what} of a group names a place twice", row, group=group)
+            self.fail(f"{source} of a group names a place twice", row, group=group)
         if len({place.partition for place in places}) > 1:
-            self.fail(f"{what} of a group names samples on several partitions", row, group=group)
+            self.fail(f"{source} of a group names samples on several partitions", row, group=group)
         for at, place in enumerate(places):
             sample = samples[at] if samples is not None else None
-            self._add(place, _PlaceUse(group, what, row.mark, sample, row["tokens"][at], _number(row["rewards"][at])))
+            self._add(place, _PlaceUse(group, source, row.mark, sample, row["tokens"][at], _number(row["rewards"][at])))
 
     def _add(self, place: Place, use: _PlaceUse) -> None:
         self.finding.checked += 1
         if place.topic != self.facts.topics["trajectories"]:
             self.fail(
-                f"{use.what} of a group names a place in {place.topic}",
+                f"{use.source} of a group names a place in {place.topic}",
                 use.mark,
                 place,
                 group=use.group,
@@ -147,20 +147,20 @@ class Places(Law):
         completions = trainings = 0
         for at in self._index.take(row.place):
             use = self._named[at]
-            completions += use.what == "the completion"
-            trainings += use.what.startswith("version")
+            completions += use.source == "the completion"
+            trainings += use.source.startswith("version")
             if use.group != row["group"]:
-                message = f"{use.what} of group {use.group} names a sample of group {row['group']}"
+                message = f"{use.source} of group {use.group} names a sample of group {row['group']}"
                 self.fail(message, use.mark, row, **sample.ids)
             elif use.sample is not None and use.sample != row["sample"]:
-                message = f"{use.what} says sample {use.sample} where sample {row['sample']} lies"
+                message = f"{use.source} says sample {use.sample} where sample {row['sample']} lies"
                 self.fail(message, use.mark, row, **sample.ids)
             elif use.tokens >= 0 and (use.tokens, repr(use.reward)) != (
                 row["length"],
                 repr(_number(row["reward"])),
             ):
                 message = (
-                    f"{use.what} says {use.tokens} tokens and reward {use.reward} "
+                    f"{use.source} says {use.tokens} tokens and reward {use.reward} "
                     f"of a sample with {row['length']} and {row['reward']}"
                 )
                 self.fail(message, use.mark, row, **sample.ids)
@@ -172,7 +172,7 @@ class Places(Law):
         for partition, offset, at in self._index.unseen():
             use = self._named[at]
             place = Place(self.facts.topics["trajectories"], partition, offset)
-            message = f"{use.what} of group {use.group} names a place where no trajectory lies"
+            message = f"{use.source} of group {use.group} names a place where no trajectory lies"
             self.fail(message, use.mark, place, group=use.group)
         if self._gone:
             self.note(f"{self._gone} places lie where retention has taken the trajectories")
@@ -195,13 +195,13 @@ class Times(Law):
         super().__init__(facts)
         self._last: dict[tuple[str, int], tuple[int, Mark]] = {}
 
-    def _see(self, what: str, lane: int, time: int, row: Row) -> None:
+    def _see(self, series: str, lane: int, time: int, row: Row) -> None:
         self.finding.checked += 1
-        last = self._last.get((what, lane))
+        last = self._last.get((series, lane))
         if last is not None and time < last[0]:
-            self.fail(f"the time of {what} falls by {last[0] - time} µs", last[1], row)
+            self.fail(f"the time of {series} falls by {last[0] - time} µs", last[1], row)
         if last is None or time > last[0]:
-            self._last[what, lane] = (time, row.mark)
+            self._last[series, lane] = (time, row.mark)
 
     def weights(self, row: Row[WeightVersion]) -> None:
         self._see("weights", 0, row["time"], row)

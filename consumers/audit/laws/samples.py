@@ -130,7 +130,7 @@ def _against(
     mask = np.array([response in lessons for response in arrays.made_by], bool)
     mask &= (arrays.versions >= 0) & np.isfinite(arrays.logprobs)
     trace_mask = trace.mask
-    for what, differs in (
+    for name, differs in (
         ("token", arrays.tokens != trace.tokens),
         ("log-probability", trace_mask & (arrays.logprobs != trace.logprobs)),
         ("version", trace_mask & (arrays.versions != trace.versions)),
@@ -138,7 +138,7 @@ def _against(
     ):
         at = _first(differs)
         if at is not None:
-            yield f"lineage {trace.id} differs from its calls: the {what} at {at}", rows
+            yield f"lineage {trace.id} differs from its calls: the {name} at {at}", rows
 
 
 def _sums(sample: SealedSample) -> Iterator[tuple[str, list[Row]]]:

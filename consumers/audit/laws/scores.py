@@ -80,10 +80,10 @@ def _figures(evaluation: Evaluation) -> Iterator[str]:
         "standard_error": statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None,
     }
     for name, figure in (("mean", evaluation["mean"]), ("standard_error", evaluation["standard_error"])):
-        if not _same(figure, true[name]):
+        if not _is_close(figure, true[name]):
             yield f"says {name} {figure}; its rewards come to {true[name]}"
     for k, value in evaluation["pass_at"].items():
-        if not k.isdigit() or not _same(value, _pass_at(verdicts, int(k), evaluation["success"])):
+        if not k.isdigit() or not _is_close(value, _pass_at(verdicts, int(k), evaluation["success"])):
             yield f"says {value} for pass@{k}, which does not follow from its rewards"
 
 
@@ -97,7 +97,7 @@ def _pass_at(tasks: list[list[float]], k: int, success: float) -> float | None:
     return statistics.fmean(chances) if chances else None
 
 
-def _same(one: float | None, other: float | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+def _is_close(figure: float | None, true_figure: float | None) -> bool:
+    if figure is None or true_figure is None:
+        return figure is true_figure
+    return math.isclose(figure, true_figure, rel_tol=1e-9, abs_tol=1e-12)

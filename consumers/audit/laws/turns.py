@@ -21,7 +21,7 @@ class _Range(NamedTuple):
     number: int
     first: int
     last: int
-    taken: int
+    record_count: int
     mark: Mark
 
 
@@ -67,8 +67,8 @@ class Turns(Law):
             if not self.facts.is_ours(span["topic"]):
                 continue  # another policy's: audited with it
             where = (row["stage"], row["slot"], self.facts.kind(span["topic"]), span["partition"])
-            taken = span["count"] + span["skipped"]
-            self._ranges[where].append(_Range(number, span["first"], span["last"], taken, row.mark))
+            record_count = span["count"] + span["skipped"]
+            self._ranges[where].append(_Range(number, span["first"], span["last"], record_count, row.mark))
 
     def finish(self) -> None:
         for (stage, slot, kind, partition), ranges in self._ranges.items():
@@ -90,11 +90,11 @@ class Turns(Law):
                 self.fail(message, before.mark, span.mark, **turn_ids)
             elif span.last < span.first or span.first < 0:
                 self.fail("a range ends before it begins, or begins before its topic", span.mark, **turn_ids)
-            elif span.first < start and high - low > span.taken:
-                message = f"a turn read {span.taken} records up to offset {span.last}: {high - low} lie there"
+            elif span.first < start and high - low > span.record_count:
+                message = f"a turn read {span.record_count} records up to offset {span.last}: {high - low} lie there"
                 self.fail(message, span.mark, **turn_ids)
-            elif span.first >= start and high - low != span.taken:
-                message = f"a turn read {span.taken} records of offsets {span.first} to {span.last}"
+            elif span.first >= start and high - low != span.record_count:
+                message = f"a turn read {span.record_count} records of offsets {span.first} to {span.last}"
                 self.fail(f"{message}: {high - low} lie there", span.mark, **turn_ids)
             elif self._skips_records(before, span, offsets, start):
                 message = f"records before offset {span.first} were never folded"
@@ -150,8 +150,8 @@ class Outputs(Law):
         slot = f"{row['stage']}/{row['slot']}".encode()
         number = row["number"]
         counts = row["emitted"].items()
-        emitted = {self.facts.kind(topic): count for topic, count in counts if self.facts.is_ours(topic)}
-        self._turns[slot + b"/%d" % number] = (row.mark, emitted)
+        outputs = {self.facts.kind(topic): count for topic, count in counts if self.facts.is_ours(topic)}
+        self._turns[slot + b"/%d" % number] = (row.mark, outputs)
         first, last = self._span.get(slot, (number, number))
         self._span[slot] = (min(first, number), max(last, number))
 
@@ -165,9 +165,9 @@ class Outputs(Law):
             elif count > turn_row[1].get(kind, 0):
                 message = f"turn {_text(turn)} wrote {turn_row[1].get(kind, 0)} records to {kind}, {count} lie there"
                 self.fail(message, turn_row[0], self._first[turn, kind])
-        for turn, (mark, emitted) in self._turns.items():
+        for turn, (mark, outputs) in self._turns.items():
             for kind in STAGE_TOPICS:
-                count, there = emitted.get(kind, 0), self._wrote.get((turn, kind), 0)
+                count, there = outputs.get(kind, 0), self._wrote.get((turn, kind), 0)
                 if there < count and self.facts.begins_at_zero(kind):
                     self.fail(f"turn {_text(turn)} wrote {count} records to {kind}, {there} lie there", mark)
 

@@ -89,7 +89,7 @@ class RebuildLaw(Folds):
         spool: RebuildSpool | None = None,
     ) -> None:
         super().__init__(facts, walk, makers)
-        self._again = Refold(facts, walk, count.__getitem__)
+        self._comparison = Refold(facts, walk, count.__getitem__)
         self._spool = spool
         self.tallies = {kind: TopicTally() for kind in kinds}
         self._writers = {kind: {self._names[role].encode() for role in WRITERS[kind]} for kind in kinds}
@@ -127,12 +127,12 @@ class RebuildLaw(Folds):
     def _additional(self, where: Where, offset: int, text: str, turn: str) -> None:
         tally = self.tallies[where[0]]
         tally.additional += 1
-        tally.differs(text, self._again.place(where, offset), turn)
+        tally.differs(text, self._comparison.place(where, offset), turn)
 
     # -- one turn
 
-    def judge(self, name: str, again: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
-        number, at = again.turn["number"], again.record.timestamp
+    def judge(self, name: str, replay: ReplayedTurn, pairs: Sequence[EmitPair], ids: Mapping[str, str | int]) -> None:
+        number, at = replay.turn["number"], replay.record.timestamp
         places, numbers = self._places(pairs)
         for n, pair in enumerate(pairs):
             where, scope, emit, output, forgotten = pair
@@ -144,7 +144,7 @@ class RebuildLaw(Folds):
                 assert output is not None
                 self._additional(where, output.offset, "a record is not among what its turn gives", turn)
                 continue
-            outgoing = self._again.record_of(emit, scope, places, turn.encode())
+            outgoing = self._comparison.record_of(emit, scope, places, turn.encode())
             ref_place = places.get((scope, emit.ref)) if emit.ref else None
             old_place = ref_place if ref_place and ref_place.offset >= 0 else None
             if output is None:
@@ -154,9 +154,9 @@ class RebuildLaw(Folds):
                     tally.missing += 1
                     tally.differs(f"a {emit.name} is missing", old_place, turn)
             else:
-                place = self._again.place(where, output.offset)
+                place = self._comparison.place(where, output.offset)
                 try:
-                    difference = self._again.difference(outgoing, emit, place, output)
+                    difference = self._comparison.difference(outgoing, emit, place, output)
                 except StopFolding:
                     self._give_up(pairs[n:], name, number, at)
                     raise
@@ -193,7 +193,7 @@ class RebuildLaw(Folds):
         """Places by scope and ref: where records lie; where others say that they lay; else, while a topic is made
         again, a number in the place of an offset, which is also given by the number of the pair."""
         places = {
-            (scope, emit.ref): self._again.place(where, output.offset)
+            (scope, emit.ref): self._comparison.place(where, output.offset)
             for where, scope, emit, output, _ in pairs
             if emit and emit.ref and output
         }
@@ -215,28 +215,28 @@ class RebuildLaw(Folds):
         for where, scope, emit, output, _ in pairs:
             if emit is None or output is None or not any((scope, ref) in missing for ref in refs_in(emit.record)):
                 continue
-            record = self._bus.fetch([self._again.place(where, output.offset)])[0]
-            content = self._again.decode(record) if record else None
+            record = self._bus.fetch([self._comparison.place(where, output.offset)])[0]
+            content = self._comparison.decode(record) if record else None
             if content is None or content[0] != emit.name:
                 continue
             for ref, place in _places_in(emit, content[1]).items():
                 key = scope, ref
                 if (
                     key in missing
-                    and (place.topic, place.partition) == self._again.place(pairs[missing[key]].where, 0)[:2]
+                    and (place.topic, place.partition) == self._comparison.place(pairs[missing[key]].where, 0)[:2]
                 ):
                     places[key] = place
         return places
 
     # -- the rest
 
-    def folded(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
+    def end_slot(self, role: str, stage: Stage, slot: int, last: ReplayedTurn | None) -> None:
         """Remember it. The state is no topic that is made again; the audit compares it."""
         self._whole.add(f"{self._names[role]}/{slot}")
 
     def finish(self) -> None:
         super().finish()
-        for slot, where, turn, offset in self._again.written.leftovers():
+        for slot, where, turn, offset in self._comparison.written.leftovers():
             tally, name = self.tallies.get(where[0]), slot.decode()
             if tally is None:
                 continue

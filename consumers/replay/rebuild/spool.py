@@ -222,7 +222,7 @@ def _name(drafts: Path, topic: str, root: Path) -> None:
 
 def _encode_with_places(value: bytes | None, names: Mapping[int, Mapping[str, Any]]) -> bytes:
     name, record = codec.decode(value or b"")
-    return codec.encode_named(name, _with_places(record, names))
+    return codec.encode_by_name(name, _with_places(record, names))
 
 
 def _with_places(value: Any, names: Mapping[int, Mapping[str, Any]]) -> Any:

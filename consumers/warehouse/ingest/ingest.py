@@ -379,10 +379,10 @@ def _fault(record: Record, behind: Behind) -> str:
     """Why a record does not decode, empty where it does. What the engine says of it would not do: that depends on the
     number behind the row too."""
     try:
-        found: dict[str, Any]
-        name, found = codec.decode(behind(record.value or b""))
-        if name == "Event" and found["body_encoding"] == "plain":
-            codec.decode(found["body"])
+        content: dict[str, Any]
+        name, content = codec.decode(behind(record.value or b""))
+        if name == "Event" and content["body_encoding"] == "plain":
+            codec.decode(content["body"])
     except SchemaError as error:
         return str(error)
     return ""

@@ -81,7 +81,7 @@ def rewrite_newest(name: str, value: bytes) -> bytes:
     """The bytes of a record under today's schema. Raises SchemaError for what cannot be read."""
     if value.startswith(codec.MARK + current(name).fingerprint):
         return value
-    return codec.encode_named(name, codec.decode_named(name, value))
+    return codec.encode_by_name(name, codec.decode_by_name(name, value))
 
 
 def split_event(value: bytes) -> tuple[bytes, bytes, bytes]:

@@ -20,7 +20,7 @@ from millrace.dialects.stored_responses import LOCAL_ORIGIN, ResponseOrigin, Sto
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.gateway.prices import Usage
 from millrace.producers.gateway.sessions.session import GatewaySession
-from millrace.schemas.arrays import empty
+from millrace.schemas.arrays import empty_array
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import Array, ModelCall
 from millrace.schemas.records import Sampling as SamplingRecord
@@ -235,7 +235,15 @@ def model_call(
     `bar`: why it is never trained on, None where it may be."""
     now = time.perf_counter()
     if trace is None:
-        trace = TokenTrace(new_id(), opening, 0, empty("int32"), empty("int32"), empty("float32"), empty("int32"))
+        trace = TokenTrace(
+            new_id(),
+            opening,
+            0,
+            empty_array("int32"),
+            empty_array("int32"),
+            empty_array("float32"),
+            empty_array("int32"),
+        )
     stored_request = call.session.said_before(call.policy).compress(call.body, call.outline)
     return {
         "call_id": call_id or new_id(),

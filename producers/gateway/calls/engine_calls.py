@@ -28,7 +28,7 @@ from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.ownership import hints
-from millrace.schemas.requests import RequestOutline, outlined
+from millrace.schemas.requests import RequestOutline, outline_request
 
 
 class RequestReading(NamedTuple):
@@ -66,7 +66,7 @@ def understand(dialect: Dialect, body: bytes, recall: Recaller, options: Gateway
     messages = messages_of(request.turns) if request.prompt is None else [prompt_message(request.prompt)]
     digests = match_keys.chain(messages, request.tools)
     hash, chat_options = match_keys.request_hash(body), template_options(body)
-    return RequestReading(request, messages, digests, hash, body, used, chat_options, outlined(body))
+    return RequestReading(request, messages, digests, hash, body, used, chat_options, outline_request(body))
 
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.producers.gateway.sessions.streaming_marks import REPLY, StreamingMarks
 from millrace.producers.gateway.spending import Spending
 from millrace.schemas import codec, envelope
-from millrace.schemas.chain import LONG, Begun, begin
-from millrace.schemas.envelope import Belonging, ChainLink, Numbered
+from millrace.schemas.chain import LONG, LinkPrefix, begin
+from millrace.schemas.envelope import Belonging, ChainLink, EventNumber
 from millrace.schemas.ids import new_id, now_micros
 from millrace.schemas.records import Body, Event, EventKind
 
@@ -50,12 +50,12 @@ class EventDraft:
     def __init__(self, event: Event, body: Body) -> None:
         self._event = event
         self._body = body
-        self.written: tuple[bytes, Begun | None] | None = None
+        self.written: tuple[bytes, LinkPrefix | None] | None = None
 
     def write(self) -> None:
         """Do the work. Never raises: whoever records learns what does not fit."""
         with suppress(Exception):
-            data = codec.encode_named(codec.BODIES[self._event["kind"]], self._body)
+            data = codec.encode_by_name(codec.BODIES[self._event["kind"]], self._body)
             self.written = (data, begin({**self._event, "body": data}) if len(data) >= LONG else None)
 
 
@@ -231,8 +231,8 @@ class Recorder:
         policy: str | None = None,
     ) -> str:
         log, event = self.log, self._event(session, kind, actor, event_time, parent_event, policy)
-        body_bytes, chain_start = (draft and draft.written) or (codec.encode_named(codec.BODIES[kind], body), None)
-        event = envelope.linked({**event, "body": body_bytes}, chain_start)
+        body_bytes, chain_start = (draft and draft.written) or (codec.encode_by_name(codec.BODIES[kind], body), None)
+        event = envelope.link({**event, "body": body_bytes}, chain_start)
         headers = {**envelope.headers_of(event, log.source), **notes}
         if kind == "episode_started":
             headers |= session.origin
@@ -274,16 +274,16 @@ class Recorder:
             parent=session.parent,
             spawn_call=session.spawn_call,
         )
-        return envelope.unlinked(
+        return envelope.draft(
             belonging,
             cast(EventKind, kind),
             b"",
             id=new_id(),
             actor=actor,
-            number=Numbered(log.identity.source, log.identity.epoch, log.end),
+            number=EventNumber(log.identity.source, log.identity.epoch, log.end),
             after=ChainLink(session.step, session.link),
-            happened=event_time or now,
-            captured=now,
+            event_time=event_time or now,
+            capture_time=now,
             parent_event=parent_event,
         )
 

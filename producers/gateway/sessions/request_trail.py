@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from millrace.schemas.requests import LEAST, Digests, RequestOutline, in_common, shortened
+from millrace.schemas.requests import LEAST, Digests, RequestOutline, in_common, shorten
 
 MOST = 8
 """conversations of one session that are gone on with"""
@@ -41,7 +41,7 @@ class RequestTrail:
         if outline is not None and near:
             candidates = ((*in_common(outline, self.known[event]), event) for event in near)
             overlap, saved_bytes, base = max(candidates, key=lambda one: one[1])
-            if saved_bytes >= LEAST and (request := shortened(outline, overlap)) is not None:
+            if saved_bytes >= LEAST and (request := shorten(outline, overlap)) is not None:
                 return StoredRequest(request, base, overlap)
         return StoredRequest(body, None, {})
 

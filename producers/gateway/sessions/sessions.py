@@ -50,7 +50,7 @@ from millrace.schemas import codec
 from millrace.schemas.errors import SchemaError
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import EpisodeStarted, Event, ModelCall, Reward, ToolCall
-from millrace.schemas.requests import RequestStore, outlined
+from millrace.schemas.requests import RequestStore, outline_request
 
 logger = logging.getLogger(__name__)
 
@@ -448,7 +448,7 @@ class Sessions:
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
         request = self._request_of(session, event, call)
-        session.said_before(event["policy"]).add(event["id"], outlined(request))
+        session.said_before(event["policy"]).add(event["id"], outline_request(request))
         messages, tools, behind, message = self._reread(session, event, call, headers, request)
         is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
         session.newest_text = message["content"] or session.newest_text

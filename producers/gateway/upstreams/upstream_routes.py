@@ -35,7 +35,7 @@ from millrace.producers.gateway.upstreams.sending import first_answer
 from millrace.producers.gateway.upstreams.upstream_call import UpstreamCall
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
 from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.requests import RequestOutline, outlined
+from millrace.schemas.requests import RequestOutline, outline_request
 
 FORWARDED_HEADERS = ("anthropic-version", "anthropic-beta", "openai-beta")
 """headers of a request that say how it is meant, and go on"""
@@ -207,7 +207,7 @@ def _read_request(
     reader: DialectReader, body: bytes, is_whole: bool
 ) -> tuple[ReadRequest | None, RequestOutline | None]:
     try:
-        return reader.read_request(body, is_whole=is_whole), outlined(body)
+        return reader.read_request(body, is_whole=is_whole), outline_request(body)
     except (ApiError, ValueError):
         return None, None
 

@@ -143,7 +143,7 @@ def test_what_a_version_came_to_is_kept_with_every_reward_and_the_audit_believes
 ) -> None:
     settings, bus = world
     monkeypatch.setattr(evaluation, "connect_now", lambda _: nullcontext(bus))
-    monkeypatch.setattr(evaluation, "committed", lambda settings, version: find(settings, bus, version))
+    monkeypatch.setattr(evaluation, "version_to_evaluate", lambda settings, version: find(settings, bus, version))
     options = evaluation.EvaluationOptions("sort-digits", samples=4, k=(1, 4), count=16, max_tokens=7, seed=3)
     found = evaluation.evaluate(settings, options)
     place = evaluation.record(settings, found, gateway=False)

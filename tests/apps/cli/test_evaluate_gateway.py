@@ -13,7 +13,7 @@ import pytest
 from millrace.apps.cli import evaluation
 from millrace.apps.cli.evaluation import EvaluationOptions, evaluate, questions
 from millrace.apps.demo import sort_digits
-from millrace.consumers.evaluation import Committed
+from millrace.consumers.evaluation import EvaluationSubject
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Settings, load
@@ -72,11 +72,11 @@ def settings_for(served: World, home: Path) -> Settings:
 
 @pytest.fixture
 def ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def committed(settings: Settings, version: int | None, *, files: bool) -> Committed:
+    def version_to_evaluate(settings: Settings, version: int | None, *, files: bool) -> EvaluationSubject:
         assert (version, files) == (0, False)
-        return Committed("policy", 0, Path("v0-x"), "d" * 64, "e" * 64)
+        return EvaluationSubject("policy", 0, Path("v0-x"), "d" * 64, "e" * 64)
 
-    monkeypatch.setattr(evaluation, "committed", committed)
+    monkeypatch.setattr(evaluation, "version_to_evaluate", version_to_evaluate)
 
 
 async def test_answers_are_judged_and_kept_as_evaluation(served: World, tmp_path: Path, ledger: None) -> None:

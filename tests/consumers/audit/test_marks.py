@@ -23,7 +23,7 @@ SOURCE = "gateway.0"
 def put(world: World, episode: Episode, number: int, event: Mapping[str, Any]) -> None:
     """One event under a number of the gateway."""
     headers = {"source": SOURCE.encode(), "source-seq": b"%d" % number}
-    out = Outgoing(full_name(NAMESPACE, "raw"), episode.key.encode(), codec.encode_named("Event", event), headers)
+    out = Outgoing(full_name(NAMESPACE, "raw"), episode.key.encode(), codec.encode_by_name("Event", event), headers)
     with world.bus.publisher() as publisher:
         publisher.publish(out).result()
 

@@ -111,7 +111,7 @@ def forge_letter(history: Whole, role: str, record: Record) -> None:
     like = next(history.records("dead-letters"))
     headers = {name: text.encode() for name, text in emit.headers.items()}
     headers["turn"] = f"{turn['stage']}/{turn['slot']}/{turn['number']}".encode()
-    letter = replace(like, key=b"forged", headers=headers, value=codec.encode_named(emit.name, emit.record))
+    letter = replace(like, key=b"forged", headers=headers, value=codec.encode_by_name(emit.name, emit.record))
     append(history, letter)
     emitted = turn["emitted"] | {DEAD_LETTERS: turn["emitted"].get(DEAD_LETTERS, 0) + 1}
     write(history, found, turn | {"emitted": emitted})

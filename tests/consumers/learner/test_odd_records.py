@@ -71,17 +71,17 @@ def test_a_weight_event_that_the_ledger_does_not_name_takes_no_directory_away() 
     bus, log = begun()
     first, entry = version_zero(Plan(None, 2, 1, 1, 1, "reserve", 0.0, "drop"))  # type: ignore[arg-type]
     digests = {0: first["digest"]} | {version: f"{version:064x}" for version in (1, 2, 3)}
-    put(bus, "weights", codec.encode_named("WeightVersion", {**first, "version": 2, "digest": "e" * 64}))
+    put(bus, "weights", codec.encode_by_name("WeightVersion", {**first, "version": 2, "digest": "e" * 64}))
     for version in (1, 2, 3):
         put(
             bus,
             "weights",
-            codec.encode_named("WeightVersion", {**first, "version": version, "digest": digests[version]}),
+            codec.encode_by_name("WeightVersion", {**first, "version": version, "digest": digests[version]}),
         )
     for version, digest in digests.items():
-        put(bus, "ledger", codec.encode_named("LedgerEntry", {**entry, "version": version, "digest": digest}))
+        put(bus, "ledger", codec.encode_by_name("LedgerEntry", {**entry, "version": version, "digest": digest}))
     for odd in ({"version": 3, "digest": "f" * 64, "mode": "delta"}, {"version": 10**14}, {"version": -7}):
-        put(bus, "weights", codec.encode_named("WeightVersion", {**first, **odd}))
+        put(bus, "weights", codec.encode_by_name("WeightVersion", {**first, **odd}))
     put(bus, "ledger", b"no record")
     committed = log.all_digests(3)
     assert committed == digests

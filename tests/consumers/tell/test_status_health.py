@@ -61,7 +61,7 @@ def test_an_engine_that_does_not_answer_yet_is_waited_for(watch: StatusWatch) ->
         "n.workers", worker="engine-a", incarnation="unseen", role="engine", state="starting", policy="p", lives_s=6,
         url="http://a:1", error="the engine at http://a:1 does not answer: it loads, or is gone",
     )  # fmt: skip
-    engine = codec.decode_named("WorkerStatus", said.value or b"")
+    engine = codec.decode_by_name("WorkerStatus", said.value or b"")
     watch.workers["engine-a"] = engine
     running = states(broker="RUNNING", engine="RUNNING")
     assert steps_ahead(watch, running, engine["time"]) == [

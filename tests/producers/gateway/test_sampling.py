@@ -48,7 +48,7 @@ def test_a_seed_of_64_bits_is_that_of_the_engine_and_of_the_record(seed: int, by
     for dialect in (CHAT, COMPLETIONS):
         sampling = to_sampling(dialect.parse(body), {}, 100)
         assert sampling.seed == seed
-        assert codec.decode_named("Sampling", codec.encode_named("Sampling", record_of(sampling)))["seed"] == seed
+        assert codec.decode_by_name("Sampling", codec.encode_by_name("Sampling", record_of(sampling)))["seed"] == seed
     assert read_head(body).sampling()["seed"] == seed
     defaults = msgspec.json.decode(b'{"seed":%d}' % seed, type=SamplingIn).defaults()
     assert to_sampling(Ask(model="m", turns=[]), defaults, 100).seed == seed

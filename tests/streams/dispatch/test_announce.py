@@ -197,7 +197,7 @@ def test_who_is_killed_between_two_decisions_asks_for_the_rest_at_the_next_start
         bus.ensure_topics(edited.layout.specs())
         event = weights(0, "d") | {"batch": 2, "eta": 1, "group_size": 8}
         topic = f"{here['namespace']}.p.weights"
-        bus.publisher().publish(Outgoing(topic, b"p", codec.encode_named("WeightVersion", event))).result()
+        bus.publisher().publish(Outgoing(topic, b"p", codec.encode_by_name("WeightVersion", event))).result()
         flags = FLAGS | {name.replace("__", "."): value for name, value in {**here, **edits}.items()}
         command = [sys.executable, "-c", KILLED, *(f"{name}={value}" for name, value in flags.items())]
         killed = {**os.environ, "MILLRACE_KILL": f"announce.asked:{passed}"}

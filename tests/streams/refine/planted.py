@@ -38,7 +38,7 @@ class Planter:
         self._text, self._target, self.count = text, target, 0
         self._named: dict[str, Any] = {}
         for record in ("Event", codec.BODIES[kind]):
-            self._named |= current(record).parsed["__named_schemas"]
+            self._named |= current(record).definition["__named_schemas"]
 
     def string(self) -> str:
         self.count += 1
@@ -71,12 +71,12 @@ class Planter:
 
 def events(kind: str, text: str) -> Iterator[tuple[dict[str, Any], str]]:
     """(event, place) for every string of an event of a kind, envelope and body, with a text planted in it."""
-    envelope = [field for field in current("Event").parsed["fields"] if field["name"] not in ENVELOPE_SKIPS]
+    envelope = [field for field in current("Event").definition["fields"] if field["name"] not in ENVELOPE_SKIPS]
     target = 0
     while True:
         planter = Planter(text, target, kind)
         event = {field["name"]: planter.make(field["type"]) for field in envelope}
-        body = planter.make(current(codec.BODIES[kind]).parsed)
+        body = planter.make(current(codec.BODIES[kind]).definition)
         for name in ("prompt_ids", "output_ids", "output_logprobs", "output_versions"):
             if name in body and body[name]["dtype"] != text:
                 body[name]["dtype"] = "int32"

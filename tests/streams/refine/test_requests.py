@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.schemas import codec
-from millrace.schemas.requests import RequestStore, outlined
+from millrace.schemas.requests import RequestStore, outline_request
 from millrace.testing.events import Episode
 from tests.streams.refine.planted import SECRETS, fold, sent, stage
 from tests.streams.refine.test_laws import RUN, VECTORSCAN
@@ -38,7 +38,7 @@ def governed(calls: list[tuple[int, list[str], str]], *, short: bool) -> tuple[l
     episode, trail, events, count = Episode("r1"), RequestTrail(), [], 0
     events.append(episode.start())
     for at, (body, call) in enumerate(zip(bodies(calls), calls, strict=True)):
-        outline = outlined(body)
+        outline = outline_request(body)
         request, base, kept = trail.compress(body, outline) if short else (body, None, {})
         count += base is not None
         tokens: dict[str, Any] = {} if call[2] else {"prompt": [], "output": []}

@@ -195,7 +195,7 @@ async def test_without_a_conversation_nobody_is_asked(tmp_path: Path, events: li
 
 async def test_a_withheld_call_is_not_shown(tmp_path: Path) -> None:
     start, call, end = episode()
-    withheld = envelope.linked({**call, "body_encoding": "sealed"})
+    withheld = envelope.link({**call, "body_encoding": "sealed"})
     reward, asked = await judged(tmp_path, [start, withheld, end])
     assert (reward["failure"], asked) == ("no_conversation", [])
 
@@ -215,7 +215,7 @@ async def test_a_call_that_was_blanked_is_not_judged_by_what_stands_in_its_place
         "retention_until": None,
         "residency": None,
     }
-    whole, blanked = (envelope.linked({**call, "governance": {**governance, **more}}) for more in ({}, decided))
+    whole, blanked = (envelope.link({**call, "governance": {**governance, **more}}) for more in ({}, decided))
     _, asked = await judged(tmp_path, [start, whole, end])
     assert len(asked) == 1
     reward, asked = await judged(tmp_path, [start, blanked, end])

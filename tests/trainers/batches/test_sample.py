@@ -72,7 +72,7 @@ def test_a_reward_that_is_no_number_is_none(reward: float | None) -> None:
         ({"logprobs": arrays.pack(np.array([0, 0, -np.inf, 0], np.float32))}, "no finite behaviour log-probability"),
         ({"tokens": {"dtype": "int32", "data": b"123"}}, "are no array"),
         ({"tokens": {"dtype": "text", "data": b"1234"}}, "are no array"),
-        ({name: arrays.empty("int32") for name in ("tokens", "mask", "logprobs", "versions")}, "no tokens"),
+        ({name: arrays.empty_array("int32") for name in ("tokens", "mask", "logprobs", "versions")}, "no tokens"),
     ],
 )
 def test_impossible_records_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -269,7 +269,7 @@ def _put(h: Whole, at: Record, record: Record | None) -> None:
 
 @cache
 def _schema(name: str) -> Any:
-    return current(name).parsed
+    return current(name).definition
 
 
 def leaves(schema: Any, value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from millrace.consumers.scores import named
+from millrace.consumers.scores import with_id
 from millrace.infra.log.base import Place
 from millrace.infra.log.history.ledger import chain_entry
 from millrace.schemas import codec
@@ -150,13 +150,13 @@ def score_changed(h: History, rng: random.Random) -> Place:
 def score_invented(h: History, rng: random.Random) -> Place:
     """Named by its content, as anyone can."""
     record, value = pick(h, rng, "scores")
-    h.rewrite(record, named(value | {"mean": 1.0}))  # type: ignore[arg-type]
+    h.rewrite(record, with_id(value | {"mean": 1.0}))  # type: ignore[arg-type]
     return record.place
 
 
 def score_of_another_version(h: History, rng: random.Random) -> Place:
     record, value = pick(h, rng, "scores")
-    h.rewrite(record, named(value | {"digest": "0" * 64}))  # type: ignore[arg-type]
+    h.rewrite(record, with_id(value | {"digest": "0" * 64}))  # type: ignore[arg-type]
     return record.place
 
 

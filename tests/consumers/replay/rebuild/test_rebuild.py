@@ -106,7 +106,7 @@ def altered(record: Record, draw: random.Random) -> tuple[str, bytes] | None:
     path, value, put = draw.choice(list(leaves(decoded)))
     put(other(value))
     try:
-        return path, codec.encode_named(name, decoded)
+        return path, codec.encode_by_name(name, decoded)
     except (CorruptRecord, ValueError, OverflowError):
         return None
 
@@ -123,7 +123,7 @@ def test_an_altered_record_is_named_by_place_and_field(history: Whole, kind: str
     name, decoded = codec.decode(record.value or b"")
     field = next(field for field in ("time", "log_time", "sealed_at", "deadline") if field in decoded)
     decoded[field] += 1
-    changed = dataclasses.replace(record, value=codec.encode_named(name, decoded))
+    changed = dataclasses.replace(record, value=codec.encode_by_name(name, decoded))
     tally = again(replace(history, record, changed), kind).tallies[kind]
     assert [(one.what.rpartition(": ")[2], one.place) for one in tally.differences] == [(field, record.place)]
     assert tally.differences[0].turn == record.headers["turn"].decode()

@@ -242,7 +242,7 @@ def test_records_of_an_older_release_come_in(store: Store) -> None:
     old = next(schema for schema in _past().values() if schema.name == "LedgerEntry")
     record = next(r for r in made.bus.read(made.topic("ledger"), 0))
     out = io.BytesIO()
-    schemaless_writer(out, old.parsed, codec.decode_as("LedgerEntry", record.value or b""))
+    schemaless_writer(out, old.definition, codec.decode_as("LedgerEntry", record.value or b""))
     value = codec.MARK + old.fingerprint + out.getvalue()
     at = made.bus.publisher().publish(Outgoing(record.topic, b"k", value, partition=0)).result()
     take_in(store, made)

@@ -38,13 +38,13 @@ def test_both_databases_are_there_and_every_column_says_what_it_holds(store: Sto
 def test_every_field_of_every_record_is_a_column() -> None:
     for table in TABLES:
         names = {column.name for column in table.columns}
-        for field in current(table.record).parsed["fields"]:
+        for field in current(table.record).definition["fields"]:
             if (table.record, field["name"]) != ("Event", "body"):
                 assert any(
                     n == field["name"] or n.startswith((f"{field['name']}_", f"{field['name']}.")) for n in names
                 )
     for kind, body in BODIES.items():
-        for field in current(body).parsed["fields"]:
+        for field in current(body).definition["fields"]:
             assert any(column.name.startswith(f"{kind}_{field['name']}") for column in columns_of("Event"))
 
 

@@ -21,8 +21,8 @@ def begun() -> tuple[MemoryBus, dict[str, Any]]:
     """A policy with version 0, and the ledger entry of it."""
     bus = MemoryBus({"n.p.weights": 1, "n.p.ledger": 1})
     event, entry = version_zero(Plan(None, 2, 1, 1, 1, "reserve", 0.0, "drop"))  # type: ignore[arg-type]
-    put(bus, "n.p.weights", codec.encode_named("WeightVersion", event))
-    put(bus, "n.p.ledger", codec.encode_named("LedgerEntry", entry))
+    put(bus, "n.p.weights", codec.encode_by_name("WeightVersion", event))
+    put(bus, "n.p.ledger", codec.encode_by_name("LedgerEntry", entry))
     return bus, dict(entry)
 
 
@@ -34,7 +34,7 @@ def put(bus: MemoryBus, topic: str, value: bytes) -> None:
 @given(records("LedgerEntry"))
 def test_an_odd_entry_stops_in_one_line_or_is_passed_over(odd: dict[str, Any]) -> None:
     bus, _ = begun()
-    put(bus, "n.p.ledger", codec.encode_named("LedgerEntry", odd))
+    put(bus, "n.p.ledger", codec.encode_by_name("LedgerEntry", odd))
     if beyond("LedgerEntry", odd) is not None:
         found = head(bus, "n.p.weights", "n.p.ledger", 0.0)
         assert found is not None
@@ -50,15 +50,15 @@ def test_a_weight_event_that_the_ledger_does_not_name_hides_no_version() -> None
     known = head(bus, "n.p.weights", "n.p.ledger", 0.0)
     assert known is not None
     for other in ({"digest": "f" * 64}, {"version": 10**14}, {"version": 0, "digest": ""}):
-        put(bus, "n.p.weights", codec.encode_named("WeightVersion", {**known.weights, **other}))
+        put(bus, "n.p.weights", codec.encode_by_name("WeightVersion", {**known.weights, **other}))
     assert head(bus, "n.p.weights", "n.p.ledger", 0.0) == known
-    forged = codec.encode_named("LedgerEntry", {**entry, "digest": "f" * 64})
+    forged = codec.encode_by_name("LedgerEntry", {**entry, "digest": "f" * 64})
     put(bus, "n.p.ledger", forged)
     assert older(bus, "n.p.weights", "n.p.ledger", 0) == known, "an entry without the hash of its bytes is none"
 
 
 def test_an_entry_with_one_other_figure_stops_too() -> None:
     bus, entry = begun()
-    put(bus, "n.p.ledger", codec.encode_named("LedgerEntry", {**entry, "seq_hi": 7}))
+    put(bus, "n.p.ledger", codec.encode_by_name("LedgerEntry", {**entry, "seq_hi": 7}))
     with pytest.raises(LedgerError, match="does not have the hash of its bytes: it was changed; audit the policy"):
         head(bus, "n.p.weights", "n.p.ledger", 0.0)

@@ -14,7 +14,7 @@ from millrace.infra.log.history.requests import WholeRequests, whole_calls
 from millrace.infra.log.history.rows import Row
 from millrace.producers.gateway.sessions.request_trail import RequestTrail
 from millrace.schemas import codec
-from millrace.schemas.requests import outlined
+from millrace.schemas.requests import outline_request
 from millrace.testing.events import model_call
 
 TALK = [
@@ -32,10 +32,10 @@ def asked(count: int) -> bytes:
 
 def row(name: str, trajectory: str, trail: RequestTrail, request: bytes) -> Any:
     """The event of a call as a gateway would record it."""
-    stored = trail.compress(request, outlined(request))
+    stored = trail.compress(request, outline_request(request))
     fields = {"request": stored.request, "request_base": stored.base, "request_kept": stored.overlap}
     body = {**model_call(name, reply=REPLY), **fields}
-    trail.add(name, outlined(request))
+    trail.add(name, outline_request(request))
     event = {"id": name, "trajectory": trajectory, "kind": "model_call", "body": codec.encode_body("model_call", body)}
     return Row(Record("e", 0, 0, b"", b"", {}, 0), "Event", event, b"", "events")  # type: ignore[type-var]
 

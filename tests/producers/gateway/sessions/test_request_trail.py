@@ -16,7 +16,7 @@ from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.producers.gateway.sessions.request_trail import MOST, RequestTrail
 from millrace.schemas import codec
-from millrace.schemas.requests import LEAST, RequestStore, outlined
+from millrace.schemas.requests import LEAST, RequestStore, outline_request
 from tests.support.fake_http import answer, serving
 from tests.support.gateway_world import ScriptedEngine, World, world
 
@@ -38,11 +38,11 @@ def test_whoever_reads_in_order_has_every_request_whole(calls: list[tuple[int, l
     for at, (back, texts, recorded) in enumerate(calls):
         said.append([*(said[-1 - back % len(said)] if said else []), *texts])
         sent = body(said[-1])
-        stored = trail.compress(sent, outlined(sent))
+        stored = trail.compress(sent, outline_request(sent))
         if recorded:
             call = {"request": stored.request, "request_base": stored.base, "request_kept": stored.overlap}
             assert store.add(f"e{at}", call) == sent
-            trail.add(f"e{at}", outlined(sent))
+            trail.add(f"e{at}", outline_request(sent))
         assert len(trail.known) <= MOST
 
 
@@ -54,10 +54,10 @@ def test_so_many_conversations_of_a_session_are_gone_on_with() -> None:
         for n, talk in enumerate(talks):
             talk.append(f"turn {turn}")
             sent = body(talk)
-            stored = trail.compress(sent, outlined(sent))
+            stored = trail.compress(sent, outline_request(sent))
             assert (stored.base is None) == (turn == 0)
             assert len(stored.request) < 300 or turn == 0
-            trail.add(f"{n} {turn}", outlined(sent))
+            trail.add(f"{n} {turn}", outline_request(sent))
 
 
 def stored_calls(w: World) -> list[dict[str, Any]]:
