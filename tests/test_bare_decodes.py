@@ -27,7 +27,7 @@ BARE = {
     "infra/log/history/rows.py:body": CALLER,
     "infra/log/history/rows.py:row_of": CALLER,
     "consumers/scores.py:stored_id": CALLER,
-    "consumers/replay/rebuild/spool.py:_named": OWN,
+    "consumers/replay/rebuild/spool.py:_encode_with_places": OWN,
     "consumers/replay/rejudge.py:_read": OWN,
     "consumers/warehouse/ingest/table_choice.py:split_event": CALLER,
     "consumers/warehouse/ingest/table_choice.py:rewrite_newest": CALLER,

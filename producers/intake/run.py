@@ -21,7 +21,7 @@ from millrace.producers.intake.conversation import Owner
 from millrace.producers.intake.jsonrpc import Lines
 from millrace.producers.intake.mcp import Conversation
 from millrace.producers.intake.spool import Spool, home
-from millrace.producers.intake.tee import FLUSH_S, StartError, Tee, leave
+from millrace.producers.intake.tee import FLUSH_S, NotStarted, Tee, leave
 from millrace.producers.session_keys import session_id
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
@@ -87,7 +87,7 @@ def stdio(command: Sequence[str], owner: Owner | None, server: str, folder: Path
     environment = {name: value for name, value in os.environ.items() if name != KEY}
     try:
         tee = Tee(command, environment)
-    except StartError as error:
+    except NotStarted as error:
         tell(str(error))
         os._exit(error.status)
     if owner is None:

@@ -40,7 +40,7 @@ FROM_KERNEL = 0x80
 NO_COMMAND, NOT_EXECUTABLE = 127, 126
 
 
-class StartError(Exception):
+class NotStarted(Exception):
     """The command cannot be run. `status` is what a shell would exit with."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -49,7 +49,7 @@ class StartError(Exception):
 
 
 class Tee:
-    """A server that runs, and the pipes to it. Raises StartError. Make it in the main thread, before other threads."""
+    """A server that runs, and the pipes to it. Raises NotStarted. Make it in the main thread, before other threads."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         child_in, to_child = os.pipe()
@@ -74,7 +74,7 @@ class Tee:
             )
         except OSError as error:
             status = NO_COMMAND if error.errno == errno.ENOENT else NOT_EXECUTABLE
-            raise StartError(status, f"cannot run {command[0]}: {error.strerror}") from None
+            raise NotStarted(status, f"cannot run {command[0]}: {error.strerror}") from None
         os.close(child_in)
         os.close(child_out)
         self._to_child, self._from_child = to_child, from_child

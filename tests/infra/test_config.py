@@ -39,7 +39,7 @@ def test_defaults_need_no_file(tmp_path: Path) -> None:
 
 def test_namespaces_that_share_a_directory_share_nothing_in_it() -> None:
     one, other = (load(flags={"namespace": name, "objects": "/mnt/shared"}) for name in ("one", "other"))
-    places = {place for made in (one, other) for place in (made.weights, made.claims, made.archived)}
+    places = {place for made in (one, other) for place in (made.weights, made.claims, made.archive_root)}
     assert len(places) == 6
     assert not [a for a in places for b in places if a != b and b.startswith(a)]
 

@@ -33,7 +33,7 @@ def test_off_costs_nothing_and_loads_no_sdk() -> None:
         "import sys; from millrace.infra import telemetry as t, telemetry_setup as s;"
         "from millrace.infra.config import load; s.setup(load(), 'r');"
         "c = t.counter('a'); c.add(1)\nwith t.span('x', {}): pass\n"
-        "assert t.context('0' * 31 + '1') == ''; t.own('x', '', '', 0);"
+        "assert t.context('0' * 31 + '1') == ''; t.export_own_span('x', '', '', 0);"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -67,7 +67,7 @@ class Answers:
         return [row for row in self.events if row[1]["kind"] == kind]
 
     @cached_property
-    def sealed_rewards(self) -> dict[Spot, Fields]:
+    def sealed(self) -> dict[Spot, Fields]:
         """Training samples by where they lie."""
         return {(record.partition, record.offset): sample for record, sample in self.whole.rows("trajectories")}
 
@@ -107,7 +107,7 @@ class Answers:
         ]
 
     @cached_property
-    def refusal(self) -> dict[Spot, str]:
+    def refused(self) -> dict[Spot, str]:
         """What seal said about events that did not count, by where these lie."""
         return {
             (letter["place"]["partition"], letter["place"]["offset"]): letter["reason"]
@@ -229,8 +229,8 @@ class Answers:
             key = (root, body["reward_id"], body["source"])
             if body["replay"] is not None:
                 found[spot] = "replayed"
-            elif spot in self.refusal:
-                found[spot] = self.refusal[spot]
+            elif spot in self.refused:
+                found[spot] = self.refused[spot]
             elif key in counted:
                 found[spot] = "failed" if counted[key] is None else "counted"
             else:

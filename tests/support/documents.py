@@ -113,6 +113,8 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_durability": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway_start": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_idle": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_audit": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_interrupt": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_killed": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_packing": BENCHMARKS,

@@ -18,7 +18,7 @@ MOST = 8
 Beginning = tuple[str, bytes]
 
 
-class StoredRequest(NamedTuple):
+class CompressedRequest(NamedTuple):
     """A request as a record holds it; see `ModelCall`."""
 
     request: bytes
@@ -35,15 +35,15 @@ class RequestTrail:
         self._begin: dict[Beginning, set[str]] = {}
         """the events whose requests begin so"""
 
-    def compress(self, body: bytes, outline: RequestOutline | None) -> StoredRequest:
+    def compress(self, body: bytes, outline: RequestOutline | None) -> CompressedRequest:
         """What has to be stored of a request: what the log does not say yet, where that is worth its while."""
         near = self._near(outline.digests) if outline is not None else []
         if outline is not None and near:
             candidates = ((*in_common(outline, self.known[event]), event) for event in near)
             overlap, saved_bytes, base = max(candidates, key=lambda one: one[1])
             if saved_bytes >= LEAST and (request := shorten(outline, overlap)) is not None:
-                return StoredRequest(request, base, overlap)
-        return StoredRequest(body, None, {})
+                return CompressedRequest(request, base, overlap)
+        return CompressedRequest(body, None, {})
 
     def add(self, event: str, outline: RequestOutline | None) -> None:
         """The event of a call is in the log."""

@@ -51,7 +51,7 @@ CALLS = {
         "told",
     ],
     "millrace.producers.intake.run:http": ["url", "host", 0, "owner", "gateway", "server", Path(), "told"],
-    "millrace.streams.seal.policies:check_announced": ["settings", "bus"],
+    "millrace.streams.seal.policies:check_announcement": ["settings", "bus"],
     "millrace.consumers.clearance:today": ["settings"],
     "millrace.formats.exports:export": ["settings", "jsonl", Path(), "selection", "allowed", "watch"],
     "millrace.consumers.replay.rejudge:RejudgeRequest": ["name", "exact", "v2", "replay", 1, 10.0],

@@ -181,7 +181,7 @@ async def test_an_error_in_the_middle_reaches_the_client_in_its_words(
     begun = [b"data: " + orjson.dumps(event) + b"\n\n" for event in EVENTS[server][:1]]
     error = b"data: " + orjson.dumps({"type": "error", "error": said}) + b"\n\n"
     if said == {"message": "overloaded"}:
-        error = by_name(server).failed(ApiError(529, "overloaded")).sse()
+        error = by_name(server).failure_event(ApiError(529, "overloaded")).sse()
     words = NO_WORDS if said == {"code": 7} else "overloaded"
     async with serving(stream(*begun, error)) as far, near(tmp_path, far.url, server) as w:
         speaker = CLIENTS[client](w)

@@ -46,7 +46,7 @@ async def test_an_answer_has_a_bound(status: int, longest: int) -> None:
             assert failed.value.status == status
         async with await upstream.stream("/", b"") as endless:
             with pytest.raises(EngineUnavailable):
-                await endless.whole()
+                await endless.read_all()
         await upstream.close()
 
 

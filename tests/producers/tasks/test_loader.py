@@ -79,7 +79,7 @@ def test_a_restart_goes_on_and_fences_the_former_loader(bus: MemoryBus, path: Pa
 def test_epochs_end(bus: MemoryBus, path: Path):
     one = loader(bus, path, ahead=100, epochs=2)
     assert one.step(0.01) == 10
-    assert one.done
+    assert one.is_done
     assert one.step(0.01) == 0
     assert len({prompt["id"] for prompt in prompts(bus)}) == 10
 

@@ -39,7 +39,7 @@ def test_every_request_of_the_client_is_read(api: str) -> None:
     @given(st.lists(values(item), min_size=1, max_size=3), st.lists(values(tool), max_size=2))
     def read(items: list[Any], tools: list[Any]) -> None:
         body = orjson.dumps({"model": "m", "max_tokens": 1, field: items, "tools": tools})
-        asked = READERS[api].asked(body)
+        asked = READERS[api].read_request(body)
         assert len(asked.digests) == len(asked.messages) + 1
         try:
             ask = READERS[api].dialect.parse(body)

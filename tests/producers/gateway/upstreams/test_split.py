@@ -146,9 +146,9 @@ def test_an_echoed_refusal_goes_on_in_its_conversation() -> None:
     asked = {"role": "user", "content": "hi"}
     for said in ({"refusal": "no", "content": None}, {"function_call": {"name": "f", "arguments": "{}"}}):
         message = {"role": "assistant", **said}
-        first = READERS["chat"].asked(orjson.dumps({"messages": [asked]}))
+        first = READERS["chat"].read_request(orjson.dumps({"messages": [asked]}))
         read = READERS["chat"].answer(orjson.dumps({"choices": [{"message": message}]}), first.digests[-1])
-        again = READERS["chat"].asked(orjson.dumps({"messages": [asked, message]}))
+        again = READERS["chat"].read_request(orjson.dumps({"messages": [asked, message]}))
         assert read is not None
         assert read.digests == [again.digests[-1]]
 

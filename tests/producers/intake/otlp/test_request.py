@@ -124,7 +124,7 @@ def test_both_forms_say_the_same(given: tuple[str, Any]) -> None:
     first = read(signal, PROTOBUF, "", message.SerializeToString(), LIMIT)
     second = read(signal, JSON, "gzip", gzip.compress(in_json(message)), LIMIT)
     assert plain(first.spans) == plain(second.spans)
-    assert first.refused == second.refused
+    assert first.refusals == second.refusals
 
 
 @given(requests())
