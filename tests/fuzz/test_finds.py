@@ -111,7 +111,7 @@ EVERY: dict[str, Mutant] = {
     "prompts that are counted": (messages_dialect, "parse_count", _trusting),
     "frames that are no JSON": (socket, "request_of", lambda frame: orjson.dumps({**orjson.loads(frame)})),
     "responses of another tenant": (responses.ResponseStore, "find", _anybody),
-    "versions that are named": (engine_calls, "wanted", _any_version),
+    "versions that are named": (engine_calls, "parse_model", _any_version),
     "options of completions": (completions, "_check", lambda request: None),
     "feedback that says nothing": (bodies.FeedbackIn, "reward", lambda self: self.nothing),
 }
@@ -136,6 +136,6 @@ async def test_a_missing_guard_is_found(
 
 
 def test_a_key_that_takes_wide_numbers_as_they_are_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(match_keys, "_rounded", lambda value: value)
+    monkeypatch.setattr(match_keys, "_round", lambda value: value)
     with pytest.raises(AssertionError):
         same_keys()

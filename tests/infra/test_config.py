@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from millrace.infra.config import Settings, is_local, load, masked, variables
+from millrace.infra.config import Settings, is_local, load, mask_values, variables
 from millrace.infra.errors import ConfigError
 from millrace.schemas import bounds
 
@@ -161,8 +161,8 @@ def test_secrets_are_masked_and_reach_the_client() -> None:
         """
     )
     settings = load()
-    assert "hunter2" not in repr(settings) + str(masked(settings))
-    assert masked(settings)["kafka"]["options"]["sasl.username"] == "me"
+    assert "hunter2" not in repr(settings) + str(mask_values(settings))
+    assert mask_values(settings)["kafka"]["options"]["sasl.username"] == "me"
     assert settings.kafka.client_options()["sasl.password"] == "hunter2"
 
 
@@ -218,7 +218,7 @@ def test_options_may_be_quoted_or_not_and_files_lie_beside_the_settings(lines: s
 )
 def test_every_secret_option_is_masked(name: str) -> None:
     settings = load(flags={f"kafka.options.{name}": "hunter2"})
-    assert "hunter2" not in repr(settings) + str(masked(settings))
+    assert "hunter2" not in repr(settings) + str(mask_values(settings))
     assert settings.kafka.client_options() == {name: "hunter2"}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from millrace.infra.config import Settings, masked
+from millrace.infra.config import Settings, mask_values
 from millrace.infra.config.masking import STARS, in_arguments, in_text, in_values
 
 SECRET = "hunter22-hunter22"
@@ -27,7 +27,7 @@ def test_passwords_in_urls_are_stars(url: str) -> None:
     shown = in_text(url)
     assert SECRET not in shown
     assert "api.example.org" in shown
-    assert SECRET not in json.dumps(masked(Settings(objects=url)))
+    assert SECRET not in json.dumps(mask_values(Settings(objects=url)))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_passwords_in_urls_are_stars(url: str) -> None:
 )
 def test_secrets_in_arguments_are_stars(arguments: tuple[str, ...]) -> None:
     assert not any(SECRET in argument for argument in in_arguments(arguments))
-    assert SECRET not in json.dumps(masked(Settings(engine={"args": arguments})))  # type: ignore[arg-type]
+    assert SECRET not in json.dumps(mask_values(Settings(engine={"args": arguments})))  # type: ignore[arg-type]
 
 
 def test_everything_else_is_shown() -> None:

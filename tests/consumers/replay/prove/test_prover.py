@@ -159,7 +159,7 @@ def test_what_differs_is_refused_by_name_before_anything_trains(
         text = refused()
         assert "torch is 0.1, was " in text
         assert "numpy" not in text
-    assert words(prove(it, settings=with_learner(it, lr=1e-3), recorded=True)[1]) == [(1, "equal"), (2, "equal")]
+    assert words(prove(it, settings=with_learner(it, lr=1e-3), from_ledger=True)[1]) == [(1, "equal"), (2, "equal")]
 
 
 def test_a_reference_with_other_content_is_refused(place: Make, tmp_path: Path) -> None:

@@ -66,9 +66,7 @@ def test_a_cost_is_the_sum_of_its_tokens(told: Prices, fresh: int, cached: int, 
     if not (fresh or cached or completion):
         assert found is None
         return
-    by_hand = (
-        fresh * told.prompt / MILLION + cached * told.cached_prompt / MILLION + completion * told.completion / MILLION
-    )
+    by_hand = (fresh * told.prompt + cached * told.cached_prompt + completion * told.completion) / MILLION
     assert found is not None
     assert abs(found - by_hand) <= 1e-9 * max(1.0, by_hand)
     assert cost(None, (fresh + cached, completion, cached)) is None
