@@ -31,7 +31,7 @@ DENSE = Architecture(
     qkv_bias=True,
     qk_norm=False,
 )
-SPARSE = replace(DENSE, qkv_bias=False, qk_norm=True, experts=4, chosen=2)
+SPARSE = replace(DENSE, qkv_bias=False, qk_norm=True, experts=4, experts_per_token=2)
 
 architectures = st.builds(
     replace,
