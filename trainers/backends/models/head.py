@@ -76,7 +76,7 @@ def hidden_rows(model: torch.nn.Module, run: Callable[[], torch.Tensor]) -> tupl
         for name, tensor in head.named_parameters()
     }
 
-    join: Rows = getattr(head, "joined", as_they_are)  # of a head whose words are shared by ranks
+    join: Rows = getattr(head, "join_logits", as_they_are)  # of a head whose words are shared by ranks
 
     def logits(rows: torch.Tensor) -> torch.Tensor:
         partial = torch.nn.functional.linear(rows, parameters["weight"], parameters.get("bias")).float()
