@@ -90,7 +90,7 @@ def test_the_command(broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {row["topic"] for row in listed} == {topic}, "neither raw nor what is compacted"
     assert topic in millrace(*flags, "archive", "list")
     assert "whole: 300 records" in millrace(*flags, "archive", "verify")
-    segment = sorted(Path(settings.archived).rglob("*.parquet"))[0]
+    segment = sorted(Path(settings.archive_root).rglob("*.parquet"))[0]
     stored = bytearray(segment.read_bytes())
     stored[len(stored) // 2] ^= 1
     segment.write_bytes(stored)

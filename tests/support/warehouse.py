@@ -172,10 +172,6 @@ def main() -> None:
     print(json.dumps({"digests": found, "points": died, "kills": done, "finished": finished}))
 
 
-if __name__ == "__main__":
-    main()
-
-
 Digests = dict[str, tuple[int, dict[str, int]]]
 """rows and digest by column, by table"""
 
@@ -201,3 +197,7 @@ def differing(first: Digests, second: Digests) -> list[str]:
         if count != second_count or wrong:
             out.append(f"{name}: {count} rows and {second_count}; columns {', '.join(wrong) or 'equal'}")
     return out
+
+
+if __name__ == "__main__":
+    main()

@@ -40,10 +40,10 @@ from tests.support.gateway_world import WORKERS, ScriptedEngine, World, world
 from tests.support.upstream_answers import EVENTS, WHOLE
 
 DIGESTS = {
-    "chat": "422b3712ac6571fd1d20c166f0addc7a1a5a40290053707aa1efe6c8c3a74421",
-    "completions": "255b06737dbc7504678365c158ba31faf9ee6955a4573e6b681ad174e91d09d0",
-    "messages": "3efda3699895dd29c17c415f564f1aaf25449a15c74e0c219f16cbaea27e96f2",
-    "responses": "3d05d13618855b07e13d98bc31cb766387e5abb078e1b796ad5e3d328668f90e",
+    "chat": "91ecbe7653957f58033c6d37566de78c92bb693d83bde1f42635444776277376",
+    "completions": "36ca724e9afdb50077183d79a31d9f00f67a4eacd2af62a4816be95e4bada78d",
+    "messages": "331bbd857d251ad3236b5c5376b71586ad44e70d2ff1fe943276136386c81792",
+    "responses": "3df584f1f2cc94b56dfb4b2dffba901cca3bfb46c2c0d9908da661ced402087d",
 }
 """of the text of each dialect"""
 PATHS = {dialect.name: dialect.path for dialect in DIALECTS}
