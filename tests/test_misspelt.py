@@ -42,7 +42,12 @@ MISSPELT = [
     ("producers/gateway/sessions/sessions.py", 'event["trajectory"]', 'event["trajectroy"]', "trajectroy"),
     ("producers/gateway/sessions/session.py", 'event["capture_time"]', 'event["capture_tiem"]', "capture_tiem"),
     ("producers/gateway/episodes/service.py", 'session.start["sample"]', 'session.start["smaple"]', "smaple"),
-    ("producers/gateway/episodes/service.py", '"rubric_version": reward_in', '"rubric_verison": reward_in', "rubric_verison"),
+    (
+        "producers/gateway/episodes/service.py",
+        '"rubric_version": reward_in',
+        '"rubric_verison": reward_in',
+        "rubric_verison",
+    ),
     (
         "producers/gateway/calls/call.py",
         '"untrainable_reason": bar',

@@ -153,11 +153,11 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: Sequence[tuple[A
         assert unnamed(told[0], minted[0]) == unnamed(told[1], minted[1])
         asked = [read(call["request"], call["response"]).messages for call in (one, other)]
         assert unnamed(asked[0], minted[0]) == unnamed(asked[1], minted[1])
-    kept = player.gateway.sessions.stored
+    kept = player.gateway.sessions.replies.stored
     await player.gateway.close()
     again = player.opened()
     for call in calls:
-        mine, theirs = (one._kept[call["response_id"]] for one in (kept, again.sessions.stored))
+        mine, theirs = (one._kept[call["response_id"]] for one in (kept, again.sessions.replies.stored))
         assert mine.conversation() == theirs.conversation()
         assert mine.conversation() is not None
         items = orjson.loads(call["response"])["output"]
@@ -165,7 +165,7 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: Sequence[tuple[A
             *request_items(parse_any(call["request"])),
             *items,
         ]
-    assert kept.size == again.sessions.stored.size
+    assert kept.size == again.sessions.replies.stored.size
     await again.close()
 
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from millrace.dialects.base import Dialect
 from millrace.dialects.rendering.base import Message
-from millrace.dialects.stored_responses import LOCAL_ORIGIN, ResponseOrigin, StoredRequest
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.gateway.prices import Usage
+from millrace.producers.gateway.sessions.reply_index import ChoiceReply, Exchange
 from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.schemas.arrays import empty_array
 from millrace.schemas.ids import new_id, now_micros
@@ -33,21 +33,6 @@ class WholeReply(NamedTuple):
     body: bytes
     status: int = 200
     headers: Mapping[str, str] | None = None
-
-
-class ChoiceReply(NamedTuple):
-    """What one choice of an answer said. `digest`: of the conversation with it; `request`: what its request said, where
-    later ones may name the response; `has_our_ids`: the ids of its tool calls were minted here."""
-
-    id: str
-    choice: int
-    message: Message
-    digest: bytes
-    response: bytes
-    finish: str
-    request: StoredRequest | None = None
-    origin: ResponseOrigin = LOCAL_ORIGIN
-    has_our_ids: bool = False
 
 
 class TokenTrace(NamedTuple):
@@ -206,6 +191,10 @@ class Call(ABC):
     def distrust(self) -> None:
         """Who answered did so with another version than it said."""
         return
+
+    def exchange(self, reply: ChoiceReply) -> Exchange:
+        """What was asked, with one choice of the answer."""
+        return Exchange(self.policy, self.messages, self.outline, self.replaces, reply, self.when, now_micros())
 
     def note(self, choice: ChoiceReply, at: int) -> None:
         """A choice is recorded: for telemetry."""

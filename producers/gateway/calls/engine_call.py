@@ -22,12 +22,13 @@ from millrace.infra import telemetry
 from millrace.infra.engines.base import ABORT, Chunk, Sampling, Usage, token_versions
 from millrace.infra.errors import EngineError
 from millrace.infra.process.offload import SLICE, run_aside
-from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, TokenTrace, WholeReply, model_call
+from millrace.producers.gateway.calls.call import AnsweredBy, Call, TokenTrace, WholeReply, model_call
 from millrace.producers.gateway.calls.choice import Choice, bar_of, breach_of, slices
 from millrace.producers.gateway.calls.fleet import EngineTarget
 from millrace.producers.gateway.calls.sampling import record_of
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.sessions.lineage import CallStart
+from millrace.producers.gateway.sessions.reply_index import ChoiceReply
 from millrace.producers.gateway.sessions.session import to_reply
 from millrace.producers.gateway.spending import Expense, expense_of
 from millrace.schemas.arrays import pack

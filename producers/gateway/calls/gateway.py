@@ -112,7 +112,7 @@ class Gateway:
         ):
             session, by = self.sessions.live[sessions.pop()], "response_id"
         elif session is None and (
-            match := self.sessions.conversations.find(caller.tenant, hints.subject, messages, digests)
+            match := self.sessions.replies.owners.find(caller.tenant, hints.subject, messages, digests)
         ):
             session, proven, by = match
         if session is None:
@@ -145,13 +145,13 @@ class Gateway:
             owner = named_owner(caller.tenant, names.subject, names.name)
         else:
             owner = nameless_owner(caller.tenant, names.subject)
-        return ResponseRecall(self.sessions.stored, owner, self.options.max_body_bytes)
+        return ResponseRecall(self.sessions.replies.stored, owner, self.options.max_body_bytes)
 
     async def delete(self, response: str) -> None:
         """Nobody may name a response any more, also after a restart. Raises ApiError 503 where the disk does not take
         that: then it stays."""
         try:
-            await asyncio.to_thread(self.sessions.delete, response)
+            await asyncio.to_thread(self.sessions.replies.delete, response)
         except OSError as error:
             logger.error("response %s is not deleted: %s", response, error)
             raise log_full() from error
@@ -173,7 +173,7 @@ class Gateway:
                 raise not_held_error()
             self.admit(caller.tenant)
             self.sessions.add(match.session)
-        self.sessions.stored.touch(used)
+        self.sessions.replies.stored.touch(used)
         return match
 
     def check_open(self) -> None:
@@ -279,7 +279,7 @@ class Gateway:
         """End what has been silent for too long. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(min(1.0, self.options.idle_timeout_s / 4))
-            self.sessions.stored.sweep(now_micros())
+            self.sessions.replies.stored.sweep(now_micros())
             for session in self.sessions.idle(self.options.idle_timeout_s):
                 await asyncio.sleep(0)  # there may be thousands
                 if not session.is_silent(self.options.idle_timeout_s) or session.has_ended:

@@ -17,10 +17,9 @@ from contextlib import aclosing
 
 from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import Step, TurnQueue, by_turns
-from millrace.producers.gateway.calls.call import Call, ChoiceReply, WholeReply
+from millrace.producers.gateway.calls.call import Call, WholeReply
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.sessions.recorder import DRAFT_BYTES
-from millrace.schemas.ids import now_micros
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class CallPipeline:
     def _records(self, call: Call) -> Iterator[Step]:
         """A step for each choice, and before it one beside the loop where much is to be written; nothing happens
         between the last choice and the end."""
-        session, recorder = call.session, self.gateway.recorder
+        session, recorder, replies = call.session, self.gateway.recorder, self.gateway.sessions.replies
         call.is_lost = not self.gateway.ensure_start(session) or call.is_lost
         mark = recorder.underway.note(call.name)  # beside the last
         reason = call.unreadable()
@@ -144,8 +143,7 @@ class CallPipeline:
             notes = call.spending(at) | (mark if at == call.count - 1 else {})
             try:
                 reply = call.reply(at)
-                # Its caller may echo it, whatever becomes of its record.
-                self.gateway.sessions.note_digest(session, reply.digest, reply.message if reply.has_our_ids else None)
+                replies.note_echo(session, reply)
                 body, breach = call.record(at, reply)
                 draft = None
                 if call.size(reply) >= DRAFT_BYTES:
@@ -175,27 +173,15 @@ class CallPipeline:
                 policy=call.policy,
             )
             call.is_lost = call.is_lost or id is None
-            if id is not None:
-                session.said_before(call.policy).add(id, call.outline)
             try:
-                self._index(call, at, reply, is_recorded=id is not None)
+                if not at:
+                    self.gateway.followed_up(session, call.messages, call.digests)
+                stores = id is not None or not recorder.is_required
+                replies.learn(session, call.exchange(reply), id, stores=stores)
+                call.note(reply, at)
             except Exception:  # the call is recorded: only what later calls may say of it is lost
                 logger.exception("%s: what a choice said cannot be looked into", session.id)
         for gap in call.gaps() if reason is None else ():
             recorder.record_gap(session, "model_call", gap)
         recorder.underway.settle(call.name)
         session.touch()
-
-    def _index(self, call: Call, at: int, reply: ChoiceReply, *, is_recorded: bool) -> None:
-        """The session knows a choice, as a start makes it know it."""
-        session, sessions = call.session, self.gateway.sessions
-        if reply.request is not None and (is_recorded or not self.gateway.recorder.is_required):
-            sessions.stored.keep(reply.id, session, reply.request, reply.response, origin=reply.origin)
-        session.asks.note_call(call.messages, call.when, call.replaces)
-        session.asks.note_reply(reply.id, reply.message, now_micros())
-        if not at:
-            self.gateway.followed_up(session, call.messages, call.digests)
-        if is_recorded:
-            sessions.note_response(session, reply.id, reply.digest)
-        session.newest_text = reply.message["content"] or session.newest_text
-        call.note(reply, at)

@@ -31,7 +31,7 @@ from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.sessions.ownership import USER, Hints, hints
 from millrace.producers.gateway.sessions.recorder import log_full
-from millrace.producers.gateway.sessions.replies import SeveralReplies
+from millrace.producers.gateway.sessions.reply_index import SeveralReplies
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey
 from millrace.producers.gateway.sessions.sessions import REPORT
 from millrace.producers.gateway.sessions.tool_asks import ToolAsk
@@ -170,7 +170,7 @@ class Episodes:
         if feedback_in.response_id is None:
             raise bad_request("feedback names a reply (response_id) or a session", param="response_id")
         try:
-            id = sessions.replies.find(caller.tenant, feedback_in.response_id)
+            id = sessions.replies.givers.find(caller.tenant, feedback_in.response_id)
         except SeveralReplies:
             raise ApiError(
                 409,

@@ -163,7 +163,7 @@ class Crossing:
             hop = dict(scope["headers"]).get(HOP, HOLDER_CALL)
             if hop == KNOWN_IDS:
                 ids = msgspec.json.decode(await _read_body(receive), type=list[str])
-                knows = self.gateway.sessions.stored.knows
+                knows = self.gateway.sessions.replies.stored.knows
                 return await _answer(send, 200, msgspec.json.encode([id for id in ids if knows(id)]))
             if hop == SPENDING:
                 return await _answer(send, 200, msgspec.json.encode(self.gateway.recorder.spending.standing()))
@@ -218,7 +218,7 @@ class Crossing:
     async def _known_ids(self, index: int, ids: list[str]) -> list[str]:
         """Those of the ids that anybody was told at a process. Raises ApiError 503 where that cannot be known."""
         if index == self.layout.here:
-            return [id for id in ids if self.gateway.sessions.stored.knows(id)]
+            return [id for id in ids if self.gateway.sessions.replies.stored.knows(id)]
         try:
             async with self.hops.ask(index, KNOWN_IDS, "POST", body=msgspec.json.encode(ids)) as answer:
                 return msgspec.json.decode(await answer.read(), type=list[str])

@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from millrace.dialects import match_keys
 from millrace.dialects.all import read
@@ -39,10 +39,9 @@ from millrace.producers.gateway.sessions.checkpoint import (
     EndedSession,
     SessionsCheckpoint,
 )
-from millrace.producers.gateway.sessions.deletions import DeletedResponses
-from millrace.producers.gateway.sessions.ownership import Hints, ReplyOwners
-from millrace.producers.gateway.sessions.replies import Replies
-from millrace.producers.gateway.sessions.responses import ResponseStore, origin_of
+from millrace.producers.gateway.sessions.ownership import Hints
+from millrace.producers.gateway.sessions.reply_index import ChoiceReply, Exchange, ReplyIndex
+from millrace.producers.gateway.sessions.responses import origin_of
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey, session_from_start
 from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
 from millrace.producers.gateway.spending import Spending
@@ -74,6 +73,14 @@ NAMED_CALLS = 10_000
 """calls after which a name begins another episode"""
 
 
+class Conversation(NamedTuple):
+    """What a call was asked; `behind`: what stands before it that its request does not hold."""
+
+    messages: list[Message]
+    tools: Tools
+    behind: str | None
+
+
 class Sessions:
     """`folder`, that of the gateway's first process, keeps the secret of the session keys, unless one that several
     gateways share is given. After `named_s` a name that clients gave begins another episode, so that one in use all
@@ -93,10 +100,7 @@ class Sessions:
         """trajectories of the capture log that could not be rebuilt whole"""
         self._broken: set[str] = set()
         self._secret = secret.encode() or durable.once(folder / "secret", os.urandom(32))
-        self.conversations = ReplyOwners()
-        self.replies = Replies()
-        self.stored = ResponseStore(named_s)
-        self.deleted = DeletedResponses(folder_of(folder, index))
+        self.replies = ReplyIndex(folder_of(folder, index), named_s)
         self._aliases: dict[tuple[str, str, str], GatewaySession] = {}
         self._former: dict[tuple[str, str, str], GatewaySession] = {}
         """the newest ended session of each name"""
@@ -160,7 +164,7 @@ class Sessions:
             self.count[session.tenant] -= 1
             if not self.count[session.tenant]:
                 del self.count[session.tenant]
-        self.conversations.retire(session)
+        self.replies.retire(session)
         name = (session.tenant, session.subject, session.alias or "")
         if session.alias is not None and self._aliases.get(name) is session:
             del self._aliases[name]
@@ -197,18 +201,6 @@ class Sessions:
     def _is_worn(self, session: GatewaySession) -> bool:
         """Whether a name that is in use all the time has used this episode up: silence will end it."""
         return session.turns >= NAMED_CALLS or now_micros() - session.began >= self.named_s * 1e6
-
-    def note_digest(self, session: GatewaySession, digest: bytes, reply: Message | None = None) -> None:
-        """A reply was recorded under this digest; its calls have ids that were `reply` here."""
-        if not session.has_grant:
-            self.conversations.add_digest(session, digest)
-        if reply is not None and session.nameless:
-            self.conversations.add_call_ids(session, reply)
-
-    def note_response(self, session: GatewaySession, response: str, digest: bytes) -> None:
-        """A reply of this id was recorded; `digest` is of the conversation with it."""
-        session.newest_reply = response, digest
-        self.replies.add(session.tenant, response, session.id)
 
     def make_session(
         self, tenant: str, hints: Hints, awaits: Sequence[str], reward_deadline_ms: int, policy: str | None = None
@@ -253,12 +245,6 @@ class Sessions:
             nameless=hints.name is None,
         )
 
-    def delete(self, response: str) -> None:
-        """Nobody may name a response any more, also after a restart. Raises OSError where the disk does not take
-        that."""
-        self.deleted.add(response)
-        self.stored.delete(response)
-
     # ------------------------------------------------------------------ restart
 
     def rebuild(self, log: CaptureLog, spending: Spending | None = None, underway: StreamingMarks | None = None) -> int:
@@ -276,7 +262,7 @@ class Sessions:
             if underway is not None:
                 underway.fold(one.entry.headers)
             self._refold_entry(one, spending)
-        self.deleted.settle(self.stored.delete)
+        self.replies.settle()
         self._requests.clear()
         return len(self.live)
 
@@ -285,7 +271,7 @@ class Sessions:
         OSError."""
         underway.compact()
         alias_sessions, attempt_sessions = set(self._aliases.values()), set(self._attempts.values())
-        responding = self.stored.sessions
+        responding = self.replies.stored.sessions
         for former in self.ended.values():
             if former.places and former.id not in responding:
                 former.places = []
@@ -309,13 +295,13 @@ class Sessions:
             spending.standing(),
             sorted(self.unreadable),
             sorted(self._broken),
-            self.stored.doubtful,
+            self.replies.stored.doubtful,
         )
         lists = [
             iter(content),
             (_ended_session(one, is_newest=one.id in newest) for one in ended_sessions),
-            iter(self.replies.copy()),
-            iter(self.conversations.copy()),
+            iter(self.replies.givers.copy()),
+            iter(self.replies.owners.copy()),
         ]
         return partial(checkpoint.write, log.folder, head, lists)
 
@@ -325,7 +311,7 @@ class Sessions:
         # Folding their entries finds out anew which of these cannot be rebuilt, at the same entry as before.
         self.unreadable = set(state.head.unreadable) - content.keys()
         self._broken = set(state.head.broken_chains) - content.keys()
-        self.stored.restore(state.head.doubtful)
+        self.replies.stored.restore(state.head.doubtful)
         self._evicted = {one.id: one.places for one in state.content if not one.is_live}
         for ended_session in state.ended_sessions:
             session = self.ended[ended_session.id] = _session_of(ended_session)
@@ -342,8 +328,8 @@ class Sessions:
         self._attempts = {n: session for n, session in self._attempts.items() if content[session.id].has_attempt}
         self.unreadable |= set(state.head.unreadable)
         self._broken |= set(state.head.broken_chains)
-        self.replies.restore(state.replies)
-        self.conversations.restore(state.spent_replies)
+        self.replies.givers.restore(state.replies)
+        self.replies.owners.restore(state.spent_replies)
 
     def _keep_again(self, entry: Entry, over: dict[str, GatewaySession]) -> None:
         """Keep the response of an entry of a session that has ended: the checkpoint says all else of it. `over`: such
@@ -361,7 +347,8 @@ class Sessions:
                 over[trajectory] = session_from_start(event, cast(EpisodeStarted, body), entry.headers)
             else:
                 session, call = over[trajectory], cast(ModelCall, body)
-                self._reread(session, event, call, entry.headers, self._request_of(session, event, call))
+                reply, _ = self._reply_of(call, entry.headers, self._request_of(session, event, call))
+                self.replies.store(session, reply, event["capture_time"])
         except Exception as error:
             self._name(trajectory, error)
 
@@ -430,42 +417,47 @@ class Sessions:
             raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
         return request
 
-    def _reread(
-        self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str], request: bytes
-    ) -> tuple[list[Message], Tools, str, Message]:
-        """What a call said: messages, tools, what stands before them, and the reply of its choice. The response is kept
-        where one may name it."""
+    def _reply_of(
+        self, call: ModelCall, headers: Mapping[str, str], request: bytes
+    ) -> tuple[ChoiceReply, Conversation]:
+        """What a call said, but for the digest with it, and what it was asked."""
         reading = read(request, call["response"])
-        message = reading.replies[call["choice"]]
         is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
         origin = LOCAL_ORIGIN if is_ours else origin_of(headers, is_whole=is_whole)
         if origin is not None and call["finish_reason"] == ABORT:
             origin = origin._replace(whole=False)
-        if reading.stored is not None and origin is not None and (origin.away or origin.whole):
-            at = event["capture_time"]
-            self.stored.keep(call["response_id"], session, reading.stored, call["response"], at, origin=origin)
-        return reading.messages, reading.tools, reading.behind, message
+        is_stored = origin is not None and (origin.away or origin.whole)
+        return ChoiceReply(
+            call["response_id"],
+            call["choice"],
+            reading.replies[call["choice"]],
+            b"",
+            call["response"],
+            call["finish_reason"],
+            reading.stored if is_stored else None,
+            origin or LOCAL_ORIGIN,
+            has_our_ids=is_ours,
+        ), Conversation(reading.messages, reading.tools, None if is_whole else reading.behind)
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
         request = self._request_of(session, event, call)
-        session.said_before(event["policy"]).add(event["id"], outline_request(request))
-        messages, tools, behind, message = self._reread(session, event, call, headers, request)
-        is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
-        session.newest_text = message["content"] or session.newest_text
-        session.asks.note_call(messages, event["event_time"], call["supersedes"])
-        session.asks.note_reply(call["response_id"], message, event["capture_time"])
-        digests = match_keys.chain(messages, tools, None if is_whole else behind)
-        with_reply = match_keys.extend(digests[-1], message)
-        self.note_digest(session, with_reply, message if is_ours else None)
-        self.note_response(session, call["response_id"], with_reply)
-        if not is_ours:  # it has no tokens that another call could go on from
+        reply, asked = self._reply_of(call, headers, request)
+        digests = match_keys.chain(*asked)
+        reply = reply._replace(digest=match_keys.extend(digests[-1], reply.message))
+        self.replies.note_echo(session, reply)
+        outline, at = outline_request(request), event["capture_time"]
+        exchange = Exchange(
+            event["policy"], asked.messages, outline, call["supersedes"], reply, event["event_time"], at
+        )
+        self.replies.learn(session, exchange, event["id"])
+        hash = match_keys.request_hash(request)
+        if not reply.has_our_ids:  # it has no tokens that another call could go on from
             session.lineages.turns = max(session.turns, call["turn"] + 1)
             if ORIGIN in headers:
-                session.lineages.note_answer(match_keys.request_hash(request), call["response_id"], call["turn"])
+                session.lineages.note_answer(hash, reply.id, call["turn"])
         elif session.id not in self.unreadable:
             lineages = session.lineages_of(event["policy"])
-            hash, options = match_keys.request_hash(request), template_options(request)
-            lineages.apply(call, messages, digests, hash, message, options)
+            lineages.apply(call, asked.messages, digests, hash, reply.message, template_options(request))
 
 
 def _ended_session(session: GatewaySession, *, is_newest: bool) -> EndedSession:

@@ -27,8 +27,9 @@ from millrace.infra.engines.base import ABORT
 from millrace.infra.engines.upstream import NOT_WHOLE, UNTRAINABLE, StreamedReply, TextServer, UpstreamReply, is_success
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.process.offload import run_aside
-from millrace.producers.gateway.calls.call import AnsweredBy, Call, ChoiceReply, WholeReply, model_call
+from millrace.producers.gateway.calls.call import AnsweredBy, Call, WholeReply, model_call
 from millrace.producers.gateway.prices import Prices, cost
+from millrace.producers.gateway.sessions.reply_index import ChoiceReply
 from millrace.producers.gateway.spending import Expense, bill_usage, expense_of
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.sending import R, first_answer

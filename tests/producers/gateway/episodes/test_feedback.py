@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.producers.gateway.sessions.replies import Replies, SeveralReplies
+from millrace.producers.gateway.sessions.reply_index import ReplyGivers, SeveralReplies
 from tests.producers.gateway.sessions.test_sessions import make_engine
 from tests.support.gateway_world import World, world
 
@@ -195,7 +195,7 @@ async def test_no_other_tenant_and_no_agent_speaks_for_a_user(tmp_path: Path, re
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from("123"))))
 def test_a_reply_names_a_session_only_where_one_alone_gave_it(given_: list[tuple[str, str, str]]) -> None:
-    replies = Replies()
+    replies = ReplyGivers()
     for tenant, response, session in given_:
         replies.add(tenant, response, session)
     for tenant in "ab":
@@ -209,7 +209,7 @@ def test_a_reply_names_a_session_only_where_one_alone_gave_it(given_: list[tuple
 
 
 def test_the_oldest_replies_are_forgotten() -> None:
-    replies = Replies(most_replies=2)
+    replies = ReplyGivers(most_replies=2)
     for response in "xyz":
         replies.add("a", response, "1")
     assert [replies.find("a", response) for response in "xyz"] == [None, "1", "1"]

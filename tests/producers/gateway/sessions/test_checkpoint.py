@@ -74,12 +74,13 @@ def state(folder: Path) -> Any:
         parts["_aliases"] = {key: one.id for key, one in sorted(made._aliases.items())}
         parts["_attempts"] = {key: one.id for key, one in sorted(made._attempts.items())}
         parts["_former"] = {key: one.id for key, one in sorted(made._former.items())}
-        parts["conversations"] = {
+        owners = made.replies.owners
+        parts["replies"] = vars(made.replies) | {
             "owners": {
-                key: sorted(one.id for one in owners) for key, owners in sorted(made.conversations._owners.items())
-            },
-            "told": {key: one.id for key, one in sorted(made.conversations._told.items())},
-            "spent": made.conversations.copy(),
+                "of": {key: sorted(one.id for one in some) for key, some in sorted(owners._owners.items())},
+                "told": {key: one.id for key, one in sorted(owners._told.items())},
+                "spent": owners.copy(),
+            }
         }
         return plain(parts), spending.standing(), sorted(underway.left.items())
     finally:
@@ -282,7 +283,7 @@ async def start_again(folder: Path, renderer: TemplateRenderer, steps: list[Step
         event["trajectory"]
         for event in events
         if event["kind"] == "model_call"
-        and made.stored.knows(codec.decode_body("model_call", event["body"])["response_id"])
+        and made.replies.stored.knows(codec.decode_body("model_call", event["body"])["response_id"])
     }
     needed = [
         (kind, at, id)

@@ -67,7 +67,7 @@ async def test_it_stays_deleted_however_the_gateway_ended(
     # Behind the write and before the answer: it was not told, and it is gone all the same.
     monkeypatch.setattr(faults, "point", killed_at("gateway.deleted"))
     with pytest.raises(Killed):
-        gateway.sessions.delete(other)
+        gateway.sessions.replies.delete(other)
     await gateway.close()
     monkeypatch.undo()
     gateway = opened(tmp_path, renderer)
@@ -130,8 +130,8 @@ def test_the_processes_of_one_gateway_forget_what_is_their_own(tmp_path: Path) -
     """A start drops ids that its log does not have: never those of another process's log."""
     for index in (0, 1):
         folder_of(tmp_path / "capture", index).mkdir()
-        Sessions(tmp_path / "capture", "p", index=index).deleted.add(f"resp_{index}")
+        Sessions(tmp_path / "capture", "p", index=index).replies._deleted.add(f"resp_{index}")
     for index in (1, 0, 1):
         sessions = Sessions(tmp_path / "capture", "p", index=index)
-        assert sessions.deleted.left == {f"resp_{index}"}
-        sessions.deleted.settle(f"resp_{index}".__eq__)
+        assert sessions.replies._deleted.left == {f"resp_{index}"}
+        sessions.replies._deleted.settle(f"resp_{index}".__eq__)

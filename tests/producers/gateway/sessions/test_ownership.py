@@ -166,7 +166,7 @@ async def test_an_episode_whose_calls_a_start_cannot_fold_is_still_its_callers(
     assert sessions.unreadable == {session.id}
     digests = match_keys.chain(talk, None)
     assert session.digests == [digests[2], digests[4]]
-    found = sessions.conversations.find("local", "", talk, digests)
+    found = sessions.replies.owners.find("local", "", talk, digests)
     assert found is not None
     assert found.session is session
 

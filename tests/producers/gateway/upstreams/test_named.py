@@ -139,11 +139,11 @@ class Player:
 
     def named(self, talk: Talk) -> bool:
         """Whether a response is known here, if only whose it is."""
-        return talk.response["id"] in self.gateway.sessions.stored._kept
+        return talk.response["id"] in self.gateway.sessions.replies.stored._kept
 
     def knows(self, talk: Talk, how: str) -> bool:
         """Whether all is known that is meant by a response, or by the items of it."""
-        kept = self.gateway.sessions.stored._kept.get(talk.response["id"])
+        kept = self.gateway.sessions.replies.stored._kept.get(talk.response["id"])
         return kept is not None and (how == "references" or kept.conversation() is not None)
 
     async def again(self, which: int) -> None:
@@ -152,7 +152,7 @@ class Player:
             return
         talk = self.talks[-1 - which % len(self.talks)]
         before = talk.body.get("previous_response_id")
-        if before is None or before not in self.gateway.sessions.stored._kept or not talk.known:
+        if before is None or before not in self.gateway.sessions.replies.stored._kept or not talk.known:
             return
         calls = self.calls()
         (trajectory,) = [whose for whose, call in calls if call["response_id"] == before]
@@ -190,11 +190,11 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: Sequence[tuple[A
     for what, which, how, streamed in steps:
         match what:
             case "restart":
-                kept = player.gateway.sessions.stored
+                kept = player.gateway.sessions.replies.stored
                 await player.gateway.close()
                 player.gateway = player.opened()
                 assert not player.gateway.sessions.unreadable
-                again = player.gateway.sessions.stored
+                again = player.gateway.sessions.replies.stored
                 assert kept._kept.keys() <= again._kept.keys()
                 for id, one in kept._kept.items():
                     other = again._kept[id]
@@ -205,7 +205,7 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: Sequence[tuple[A
                         other.conversation(),
                     )
             case "forget":
-                player.gateway.sessions.stored.sweep(now_micros() + 10**15)
+                player.gateway.sessions.replies.stored.sweep(now_micros() + 10**15)
             case "end":
                 for session in [*player.gateway.sessions.live.values()]:
                     await player.gateway.gateway.end(session, status="completed", stop_condition="idle")

@@ -69,10 +69,10 @@ async def play(folder: Path, renderer: TemplateRenderer, steps: list[str]) -> No
             await gateway.close()
             gateway = opened()
             assert not gateway.sessions.unreadable
-            forgotten = {id for id in forgotten if id not in gateway.sessions.stored._kept}
+            forgotten = {id for id in forgotten if id not in gateway.sessions.replies.stored._kept}
             continue
         if step == "forget":
-            gateway.sessions.stored.sweep(now_micros() + 10**15)
+            gateway.sessions.replies.stored.sweep(now_micros() + 10**15)
             forgotten |= known.keys()
             continue
         said = [{"role": "user", "content": f"question {len(known)}"}]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.engines.upstream import StreamedReply, TextUpstream
-from millrace.producers.gateway.calls.call import ChoiceReply
+from millrace.producers.gateway.sessions.reply_index import ChoiceReply
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstream_call import UpstreamCall
 from millrace.producers.gateway.upstreams.upstream_routes import forwarded_headers
