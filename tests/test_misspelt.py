@@ -81,7 +81,7 @@ MISSPELT = [
     ("consumers/audit/laws/events.py", 'row["governance"]', 'row["governacne"]', '"__getitem__"'),
     ("consumers/audit/laws/ledger.py", '"eta": entry["eta"]', '"eta": entry["eat"]', "eat"),
     (
-        "consumers/audit/laws/order.py",
+        "consumers/audit/laws/tickets.py",
         'row["prompt_id"], row["group_size"]',
         'row["prompt_id"], row["grup_size"]',
         '"__getitem__"',

@@ -6,15 +6,16 @@ from millrace.consumers.audit.facts import Facts
 from millrace.consumers.audit.folds import Folds, Makers
 from millrace.consumers.audit.law import AuditReport, Law
 from millrace.consumers.audit.laws.agreements import Agreements
+from millrace.consumers.audit.laws.consumption import ConsumedOnce, ResolvedOnce
 from millrace.consumers.audit.laws.dispositions import Dispositions
 from millrace.consumers.audit.laws.episodes import Episodes
 from millrace.consumers.audit.laws.events import CaptureChain, Envelopes, EventsChain
 from millrace.consumers.audit.laws.ledger import Figures, Leaders
-from millrace.consumers.audit.laws.order import ConsumedOnce, ResolvedOnce, Tickets
-from millrace.consumers.audit.laws.order import Settings as SettingsLaw
 from millrace.consumers.audit.laws.records import Beginnings, Places, Records, Times
 from millrace.consumers.audit.laws.samples import Eligible, MinVersion, Staleness, Tokens
 from millrace.consumers.audit.laws.scores import Scores
+from millrace.consumers.audit.laws.settings import Settings
+from millrace.consumers.audit.laws.tickets import Tickets
 from millrace.consumers.audit.laws.turns import Outputs, Turns
 from millrace.consumers.audit.laws.versions import LedgerChain, Tiles, Versions
 from millrace.consumers.audit.laws.weights import Files, Weights
@@ -37,7 +38,7 @@ LAWS: tuple[type[Law], ...] = (
     ResolvedOnce,
     Tickets,
     Agreements,
-    SettingsLaw,
+    Settings,
     Places,
     Tokens,
     Staleness,

@@ -42,6 +42,7 @@ from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.joining import ANY_LENGTH, Joining, first, joining, rest
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
+from millrace.producers.gateway.episodes.idle import end_idle_episodes
 from millrace.producers.gateway.http.listener import Listener
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
@@ -231,7 +232,7 @@ async def serve(
         if not crossing.is_retired:
             listener.lead_to(crossing.around(app), host, port, is_shared=True)
     serving = asyncio.create_task(listener.end())
-    reaper = asyncio.create_task(gateway.reap())
+    reaper = asyncio.create_task(end_idle_episodes(gateway))
     stopping = asyncio.create_task(stop.wait())
     beside = [] if crossing is None else crossing.tasks()
     try:

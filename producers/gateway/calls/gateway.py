@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from millrace.dialects.errors import ApiError, not_held_error
 from millrace.dialects.rendering.base import Message, Renderer
@@ -274,22 +273,6 @@ class Gateway:
             _, late_tasks = await asyncio.wait(running, timeout=patience)
             for task in late_tasks:
                 task.cancel()
-
-    async def reap(self) -> None:
-        """End what has been silent for too long. Runs until it is cancelled."""
-        while True:
-            await asyncio.sleep(min(1.0, self.options.idle_timeout_s / 4))
-            self.sessions.replies.stored.sweep(now_micros())
-            for session in self.sessions.idle(self.options.idle_timeout_s):
-                await asyncio.sleep(0)  # there may be thousands
-                if not session.is_silent(self.options.idle_timeout_s) or session.has_ended:
-                    continue
-                if session.step == 0:
-                    self.sessions.discard(session)
-                    continue
-                status: EpisodeStatus = "abandoned" if session.has_grant else "completed"
-                with suppress(ApiError):  # the log is full: it is as idle at the next look
-                    await self.end(session, status=status, stop_condition="idle")
 
 
 def ended_refusal(session: GatewaySession) -> ApiError:
