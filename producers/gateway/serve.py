@@ -13,9 +13,7 @@ import logging
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -26,13 +24,11 @@ from millrace.infra.config import Settings
 from millrace.infra.connect import connect
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.engines.upstream import TextUpstream
-from millrace.infra.errors import BusError
 from millrace.infra.gateway_processes import folder_of, note, own_index, with_folder
 from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.local_keys import WORKERS, engine_key, make_keys
-from millrace.infra.log.base import EARLIEST, Bus, Record
+from millrace.infra.log.base import Bus
 from millrace.infra.log.blobs import ClaimStore
-from millrace.infra.log.readable import readable
 from millrace.infra.log.topics import PARTS, full_name
 from millrace.infra.process.ending import stop_event
 from millrace.producers.capture.forwarder import Forwarder
@@ -42,6 +38,7 @@ from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.joining import ANY_LENGTH, Joining, first, joining, rest
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
+from millrace.producers.gateway.calls.workers_watch import WorkersWatch
 from millrace.producers.gateway.episodes.idle import end_idle_episodes
 from millrace.producers.gateway.http.listener import Listener
 from millrace.producers.gateway.options import GatewayOptions
@@ -56,7 +53,6 @@ from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas.ids import now_micros
-from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -263,46 +259,3 @@ def _address(host: str, port: int) -> str:
             "sessions are told http://%s:%d: set [gateway] public_url to where clients come from", host, port
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class WorkersWatch:
-    """Follows `workers` in a thread and hands each status to `observe` in the event loop."""
-
-    def __init__(
-        self, bus: Bus, topic: str, loop: asyncio.AbstractEventLoop, observe: Callable[[WorkerStatus], None]
-    ) -> None:
-        self._bus = bus
-        self._topic = topic
-        self._loop = loop
-        self._observe = observe
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="workers-watch", daemon=True)
-
-    def start(self) -> None:
-        """Begin to follow, from the first status kept."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop. Idempotent."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        position = EARLIEST
-        while not self._stop.is_set():
-            try:
-                with self._bus.tail({(self._topic, 0): position}) as tail:
-                    while not self._stop.is_set():
-                        for record in tail.poll(500, 0.2):
-                            self._hand_over(record)
-                        position = tail.positions()[(self._topic, 0)]
-            except BusError as error:
-                logger.warning("following %s stopped, again in 1 s: %s", self._topic, error)
-                self._stop.wait(1.0)
-
-    def _hand_over(self, record: Record) -> None:
-        status = None if record.value is None else readable(WorkerStatus, record)
-        if status is not None:
-            with suppress(RuntimeError):  # the loop was closed: nobody listens any more
-                self._loop.call_soon_threadsafe(self._observe, status)
