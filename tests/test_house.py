@@ -55,7 +55,7 @@ OPENERS = {
     "consumers/warehouse/ingest/shares.py": "is a member of the group that shares partitions",
     "consumers/warehouse/ingest/topic_identity.py": "compares a record with the digest of what came from its place",
     "formats/exports/gather.py": "fetches the trajectories that the ledger places, some at a time",
-    "producers/gateway/calls/joining.py": "waits for a policy whose topics may not exist",
+    "producers/gateway/calls/policy_joining.py": "waits for a policy whose topics may not exist",
     "producers/gateway/calls/workers_watch.py": "follows engines in a thread of its own",
     "producers/rollout/worker.py": "is a member of the workers' group",
     "streams/reward/conversation.py": "reads one episode back from the record of its end",

@@ -103,7 +103,7 @@ class CallRoutes:
             if upstream_request is not None:
                 return await upstreams.pass_on(caller, request, body, upstream_request, route.below)
         id, query = request.path_params.get("id", ""), dict(request.query_params)
-        recall = partial(gateway.recall, caller, request.headers)
+        recall = partial(gateway.matching.recall, caller, request.headers)
         asking = SideRequest(recall, self.engines.count, gateway.delete, id, body, query)
         if id and (upstream := dialect.keeper(asking)) is not None:
             if upstreams is None:

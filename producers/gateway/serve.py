@@ -36,7 +36,7 @@ from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.app import make_app
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.calls.joining import ANY_LENGTH, Joining, first, joining, rest
+from millrace.producers.gateway.calls.policy_joining import ANY_LENGTH, Joining, first, joining, rest
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.calls.workers_watch import WorkersWatch
 from millrace.producers.gateway.episodes.idle import end_idle_episodes

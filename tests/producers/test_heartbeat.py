@@ -21,8 +21,15 @@ from millrace.infra.heartbeat import Heartbeat
 from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
-from millrace.producers.gateway.calls import joining as module
-from millrace.producers.gateway.calls.joining import NotYet, context_of, find_model, first, joining, make_renderer
+from millrace.producers.gateway.calls import policy_joining as module
+from millrace.producers.gateway.calls.policy_joining import (
+    NotYet,
+    context_of,
+    find_model,
+    first,
+    joining,
+    make_renderer,
+)
 from millrace.schemas import bounds, codec
 from millrace.schemas.ids import now_micros
 from tests.support import chat_tokenizer, logged

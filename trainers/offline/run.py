@@ -25,9 +25,9 @@ from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.learning import Trainer
-from millrace.trainers.offline import data as shapes
+from millrace.trainers.offline import items as shapes
 from millrace.trainers.offline import rows
-from millrace.trainers.offline.data import Data, Make, OfflineItem
+from millrace.trainers.offline.items import Data, Make, OfflineItem
 from millrace.trainers.offline.job import Job
 from millrace.trainers.offline.loop import Batch, RunObserver, RunPace, train
 from millrace.trainers.offline.order import ItemOrder

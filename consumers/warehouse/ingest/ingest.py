@@ -23,7 +23,7 @@ from typing import Any
 
 from millrace.consumers.warehouse.ingest.avro_file import make_frame
 from millrace.consumers.warehouse.ingest.blocks import Block, Cutter
-from millrace.consumers.warehouse.ingest.bookkeeping import Proof, unreadable_rows, write_proofs
+from millrace.consumers.warehouse.ingest.proofs import Proof, unreadable_rows, write_proofs
 from millrace.consumers.warehouse.ingest.shares import AllPartitions, Shares
 from millrace.consumers.warehouse.ingest.table_choice import Behind, TableChooser, kind_of
 from millrace.consumers.warehouse.ingest.topic_identity import Tip, recreation_reason, tips

@@ -21,9 +21,10 @@ from millrace.infra.errors import ConfigError, EngineError, EngineRejected
 from millrace.infra.process.offload import HEAVY, run_aside
 from millrace.producers.gateway.calls.constraint import grammar_of
 from millrace.producers.gateway.calls.engine_call import EngineCall
-from millrace.producers.gateway.calls.gateway import CallInSession, Gateway, ended_refusal
+from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.calls.models import parse_model
 from millrace.producers.gateway.calls.sampling import to_sampling, too_long
+from millrace.producers.gateway.calls.session_matching import ended_refusal
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.marks import marked_id
 from millrace.producers.gateway.options import GatewayOptions
@@ -86,7 +87,7 @@ class EngineCalls:
         if not engines.names:
             raise ConfigError("this gateway has no model to render for: set [gateway] engine_url, or upstream_url")
         size = HEAVY if dialect.refers(body) else len(body)
-        recall = partial(gateway.recall, caller, headers)
+        recall = partial(gateway.matching.recall, caller, headers)
         reading = await run_aside(size, understand, dialect, body, recall, gateway.options)
         request, body = reading.request, reading.body
         policy, version = parse_model(engines.names, request.model)
@@ -94,7 +95,7 @@ class EngineCalls:
             engines.of(policy)
         await gateway.check_serves(caller)
         names = hints(headers, *request.users, name=request.name, field=dialect.names_in)
-        session, proven, by = gateway.session_for_call(
+        session, proven, by = gateway.matching.session_for_call(
             caller, names, reading.messages, reading.digests, reading.used, policy
         )
         try:

@@ -1,30 +1,27 @@
-"""The gateway's work, free of HTTP: which session a call belongs to, and the life of sessions.
+"""The gateway's work, free of HTTP: its parts, what is refused before a call, and the life of sessions.
 
-Invariants: a call belongs to one session, which calls that come meanwhile find too; an episode that nobody asked for
-begins with the first record of a call, and is gone where there is none; ending a session first ends its calls."""
+Invariants: an episode that nobody asked for begins with the first record of a call, and is gone where there is none;
+ending a session first ends its calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from millrace.dialects.errors import ApiError, not_held_error
+from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.base import Message, Renderer
-from millrace.dialects.stored_responses import Recall, StoredResponse
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.policies import Policies
 from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
+from millrace.producers.gateway.calls.session_matching import SessionMatching, ended_refusal
 from millrace.producers.gateway.http.callers import Caller, Callers
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.sessions.followups import followup
-from millrace.producers.gateway.sessions.ownership import Hints, SessionMatch, hints
 from millrace.producers.gateway.sessions.recorder import Recorder, log_full
-from millrace.producers.gateway.sessions.responses import ResponseRecall, named_owner, nameless_owner, owner_of
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.schemas.ids import now_micros
-from millrace.schemas.json_values import Json
 from millrace.schemas.records import EpisodeEnded, EpisodeStatus
 
 logger = logging.getLogger(__name__)
@@ -71,6 +68,7 @@ class Gateway:
         self.options = options
         self.callers = Callers(options, sessions)
         self.sessions = sessions
+        self.matching = SessionMatching(options, sessions)
         self.recorder = recorder
         self.stopping = False
         """no new call is taken any more"""
@@ -88,64 +86,6 @@ class Gateway:
         """Whose episodes are kept here, the gateway's own first: also where upstreams answer their calls."""
         return self.engines.names or (self.options.policy,)
 
-    # ------------------------------------------------------------------ whose
-
-    def session_of(
-        self,
-        caller: Caller,
-        hints: Hints,
-        messages: Sequence[Message],
-        digests: Sequence[bytes],
-        used: Sequence[StoredResponse] = (),
-        policy: str | None = None,
-    ) -> SessionMatch:
-        """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none. `used`:
-        the responses that it named. Raises ApiError 403."""
-        session, proven, by = caller.session, True, "key"
-        if session is None and hints.name:
-            session, by = self._session_of_name(caller, hints), hints.named_by
-        elif (
-            session is None
-            and len(sessions := {stored_response.session for stored_response in used}) == 1
-            and sessions & self.sessions.live.keys()
-        ):
-            session, by = self.sessions.live[sessions.pop()], "response_id"
-        elif session is None and (
-            match := self.sessions.replies.owners.find(caller.tenant, hints.subject, messages, digests)
-        ):
-            session, proven, by = match
-        if session is None:
-            by = hints.named_by if hints.name else "first"
-            terms = self.options.terms(policy)
-            session = self.sessions.make_session(caller.tenant, hints, terms.awaits, terms.reward_deadline_ms, policy)
-        if session.has_ended:
-            raise ended_refusal(session)
-        session.touch()
-        return SessionMatch(session, proven, by)
-
-    def _session_of_name(self, caller: Caller, hints: Hints) -> GatewaySession | None:
-        """The caller's live session that goes by the id or the name that a call gives. The id of another tenant's is a
-        name like any other: nobody learns from it whether there is such a session."""
-        session = self.sessions.live.get(hints.name or "")
-        if session is None or session.tenant != caller.tenant:
-            session = self.sessions.find_by_name(caller.tenant, hints)
-        if session is not None:
-            caller.check_speaks_in(session)
-        return session
-
-    def recall(self, caller: Caller, headers: Mapping[str, str], users: Sequence[Json] = ()) -> Recall:
-        """The stored responses that a call may name, which says this of its end user. Raises ApiError 403."""
-        names, session = hints(headers, *users), caller.session
-        if session is None and names.name:
-            session = self._session_of_name(caller, names)
-        if session is not None:
-            owner = owner_of(session)
-        elif names.name:
-            owner = named_owner(caller.tenant, names.subject, names.name)
-        else:
-            owner = nameless_owner(caller.tenant, names.subject)
-        return ResponseRecall(self.sessions.replies.stored, owner, self.options.max_body_bytes)
-
     async def delete(self, response: str) -> None:
         """Nobody may name a response any more, also after a restart. Raises ApiError 503 where the disk does not take
         that: then it stays."""
@@ -155,41 +95,10 @@ class Gateway:
             logger.error("response %s is not deleted: %s", response, error)
             raise log_full() from error
 
-    def session_for_call(
-        self,
-        caller: Caller,
-        hints: Hints,
-        messages: Sequence[Message],
-        digests: Sequence[bytes],
-        used: Sequence[StoredResponse] = (),
-        policy: str | None = None,
-    ) -> SessionMatch:
-        """Find or open the session of a call, and register it at once, so that concurrent calls find the same one. It
-        begins with its first record."""
-        match = self.session_of(caller, hints, messages, digests, used, policy)
-        if match.session.id not in self.sessions.live:
-            if hints.must_exist:
-                raise not_held_error()
-            self.admit(caller.tenant)
-            self.sessions.add(match.session)
-        self.sessions.replies.stored.touch(used)
-        return match
-
     def check_open(self) -> None:
         """Raises ApiError 503 once the gateway is about to stop."""
         if self.stopping:
             raise ApiError(503, "The gateway stops: try again", type="server_error", code="stopping", retry_after_s=1)
-
-    def admit(self, tenant: str) -> None:
-        """Raises ApiError 429 for a tenant that has as many live episodes as it may."""
-        if self.sessions.count[tenant] >= self.options.max_sessions:
-            raise ApiError(
-                429,
-                f"This tenant has {self.options.max_sessions} live episodes: end some, or try again later",
-                type="rate_limit_error",
-                code="too_many_sessions",
-                retry_after_s=1,
-            )
 
     def check_spends(self, caller: Caller) -> None:
         """What costs, and is not captured, is about to be asked for. Raises ApiError 403 for the key of a session that
@@ -273,8 +182,3 @@ class Gateway:
             _, late_tasks = await asyncio.wait(running, timeout=patience)
             for task in late_tasks:
                 task.cancel()
-
-
-def ended_refusal(session: GatewaySession) -> ApiError:
-    """The refusal of a call in a session that has ended."""
-    return ApiError(403, f"Session {session.id} has ended: start a new one", code="session_ended")

@@ -139,7 +139,7 @@ class Episodes:
         if session is None:
             if must_exist and start_in.parent is None:
                 raise not_held_error()
-            self.gateway.admit(caller.tenant)
+            self.gateway.matching.admit(caller.tenant)
             session = self._make_session(caller, start_in)
             self.gateway.begin(session)
             if not session.is_whole:

@@ -4,7 +4,7 @@ Invariants: a session's key is derived from its id by a secret of this gateway's
 gateways are given, so that keys outlive a restart; live sessions are bounded by the idle timeout, those of a name also
 by an age and a number of calls, ended ones by a count; a session is rebuilt from the capture log, with the same folds
 that built it, and what has ended comes from a `checkpoint` instead where there is one; which session a nameless call
-goes on from, `whose` decides.
+goes on from, `ownership` decides.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class UpstreamRoutes:
         """A call that is about to be sent. Raises ApiError."""
         rule, head, reader, dialect = upstream_request
         users, name = dialect.names(head)
-        recall = partial(self._gateway.recall, caller, headers)
+        recall = partial(self._gateway.matching.recall, caller, headers)
         sent_body = await run_aside(len(body), rename_model, body, rule.send_as) if rule.send_as else body
         named_before = await run_aside(len(body), reader.named, body, partial(recall, users))
         body = body if named_before is None else named_before.body
@@ -86,7 +86,7 @@ class UpstreamRoutes:
         messages, digests, _ = request or ReadRequest([], match_keys.chain([], None))
         names = hints(headers, *users, name=name, field=dialect.names_in)
         used = () if named_before is None else named_before.used
-        session, _, by = self._gateway.session_for_call(caller, names, messages, digests, used)
+        session, _, by = self._gateway.matching.session_for_call(caller, names, messages, digests, used)
         return UpstreamCall(
             session=session,
             dialect=dialect,

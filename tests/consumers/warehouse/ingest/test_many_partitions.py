@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.consumers.warehouse.ingest.bookkeeping import Proof, write_proofs
+from millrace.consumers.warehouse.ingest.proofs import Proof, write_proofs
 from millrace.consumers.warehouse.store import fences
 from millrace.consumers.warehouse.store.base import Store
 from millrace.consumers.warehouse.store.fences import PROOFS, Fence, take_over

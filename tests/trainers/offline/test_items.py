@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
-from millrace.trainers.offline.data import Data, Make, demonstration, load, pair, prompt
+from millrace.trainers.offline.items import Data, Make, demonstration, load, pair, prompt
 from millrace.trainers.offline.rows import DataRow, read
 from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
