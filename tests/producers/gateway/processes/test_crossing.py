@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,78 +14,33 @@ import pytest
 from yarl import URL
 
 from millrace.dialects.rendering.template import TemplateRenderer
-from millrace.infra.gateway_processes import is_drained, mark_drain
-from millrace.producers.gateway import serve as serve_module
 from millrace.producers.gateway.marks import index_of
-from millrace.producers.gateway.prices import Prices
 from millrace.producers.gateway.processes.owner import ProcessLayout, choose_process
 from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
-from millrace.producers.gateway.spending import KeyLimits
 from millrace.producers.gateway.upstreams.routes import RouteRule
 from millrace.producers.gateway.upstreams.upstreams import Upstream, Upstreams
-from millrace.schemas.ids import now_micros
 from tests.producers.gateway.far_responses import FarResponses
-from tests.support.gateway_world import ScriptedEngine, World, world
+from tests.producers.gateway.processes.doors import (
+    CALL,
+    KEYS,
+    MORE,
+    TOOLS,
+    USER,
+    chat,
+    engine_of,
+    names_of,
+    post,
+    processes,
+    sessions,
+)
+from tests.support.gateway_world import World, world
 from tests.support.in_process import PlayedUpstream
-
-USER = {"role": "user", "content": "What is 3 + 4?"}
-MORE = {"role": "user", "content": "And then?"}
-CALL = 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-KEYS = {"sk-a-of-a-tenant": "a", "sk-b-of-another": "b"}
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-
-
-def engine_of(renderer: TemplateRenderer) -> ScriptedEngine:
-    engine = ScriptedEngine(lambda *_: renderer.tokenizer.encode(engine.says + "<|im_end|>"))
-    engine.says = "Seven."
-    return engine
-
-
-@asynccontextmanager
-async def processes(
-    folder: Path, renderer: TemplateRenderer, count: int = 2, former: tuple[int, ...] = (), **options: Any
-) -> AsyncIterator[list[World]]:
-    """All processes of a gateway, with those that are retired."""
-    engine = engine_of(renderer)
-    async with AsyncExitStack() as held:
-        most = max((count, *former))
-        layouts = [ProcessLayout(index, count, former) for index in range(most)]
-        yield [
-            await held.enter_async_context(
-                world(folder, renderer, engine, layout=layout, patience_s=5.0, **{"keys": KEYS, **options})
-            )
-            for layout in layouts
-        ]
 
 
 @pytest.fixture
 async def both(tmp_path: Path, renderer: TemplateRenderer) -> AsyncIterator[list[World]]:
     async with processes(tmp_path, renderer) as both:
         yield both
-
-
-async def post(w: World, path: str, body: Any, key: str = "sk-a-of-a-tenant", **headers: str) -> httpx.Response:
-    sent = {"authorization": f"Bearer {key}", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    return await w.http.post(path, json=body, headers=sent)
-
-
-async def chat(w: World, messages: Any, key: str = "sk-a-of-a-tenant", **headers: str) -> httpx.Response:
-    answer = await post(w, "/v1/chat/completions", {"model": "m", "messages": messages, "tools": TOOLS}, key, **headers)
-    assert answer.status_code == 200, answer.text
-    return answer
-
-
-def sessions(both: list[World]) -> dict[str, int]:
-    """Calls of each session over the logs of all; a session is in one log."""
-    out: dict[str, int] = {}
-    for w in both:
-        for event in w.events():
-            if event["kind"] == "episode_started":
-                assert event["trajectory"] not in out
-                out[event["trajectory"]] = 0
-            if event["kind"] == "model_call":
-                out[event["trajectory"]] += 1
-    return out
 
 
 @pytest.mark.parametrize("name", ["chat-1", "chat-2", "chat-3", "Zürich/7", "019a0000-0000-7000-8000-000000000000"])
@@ -239,11 +193,6 @@ async def test_feedback_takes_a_name_and_an_id_of_nobody(both: list[World]) -> N
             assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "reply_not_found")
 
 
-def names_of(index: int, count: int = 2) -> str:
-    """A name that this process holds."""
-    return next(f"n-{at}" for at in range(100) if choose_process(f"name n-{at}", count) == index)
-
-
 async def test_a_stream_comes_through_the_other_door_byte_for_byte(both: list[World]) -> None:
     both[0].engine.says = CALL
     shapes = []
@@ -371,149 +320,6 @@ async def test_a_process_that_is_gone_is_said_in_the_shape_of_each_api(
             assert "starts again" in answer.json()["error"]["message"]
         assert (await chat(alone, [USER], x_session_id=names_of(0))).status_code == 200
         assert (await alone.http.get("/health")).json()["status"] == "ok"
-
-
-async def test_sessions_outlive_a_change_of_the_number(tmp_path: Path, renderer: TemplateRenderer) -> None:
-    """From one to three, to one, to two: what is live goes on where it began, and what begins is found."""
-    seen: dict[str, str] = {}
-    asked: dict[str, list[Any]] = {}
-    started: dict[str, str] = {}
-    counts = (1, 3, 1, 2)
-    for at, count in enumerate(counts):
-        former = tuple(dict.fromkeys(one for one in reversed(counts[:at]) if one != count))
-        async with processes(tmp_path, renderer, count, former) as all:
-            doors = all[:count]
-            for turn, (name, id) in enumerate(seen.items()):
-                door = doors[turn % count]
-                assert (await chat(door, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == id
-                given = await post(door, f"/v1/sessions/{name}/reward", {"value": 1.0, "source": "user"})
-                assert given.status_code == 200
-                found = await door.http.get("/v1/sessions?name=" + name, headers={"x-api-key": "sk-a-of-a-tenant"})
-                assert found.json() == {"sessions": [{"session": id, "live": True}]}
-            for turn, (id, messages) in enumerate(asked.items()):
-                answer = await chat(doors[turn % count], messages)
-                assert answer.headers[TRAJECTORY_HEADER] == id
-                messages += [answer.json()["choices"][0]["message"], MORE]
-            for turn, (id, key) in enumerate(started.items()):
-                assert (await chat(doors[turn % count], [USER], key)).headers[TRAJECTORY_HEADER] == id
-            for turn in range(5):
-                door, name = doors[turn % count], f"{at}.{turn}"
-                seen[name] = (await chat(door, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
-                begun = [{"role": "user", "content": f"{at} {turn}"}]
-                answer = await chat(door, begun)
-                asked[answer.headers[TRAJECTORY_HEADER]] = [*begun, answer.json()["choices"][0]["message"], MORE]
-                fresh = (await post(door, "/v1/sessions", {})).json()
-                started[fresh["session"]] = fresh["api_key"]
-            assert all[0].gateway.sessions.live
-            assert sessions(all).keys() == {*seen.values(), *asked, *started}
-    assert {index_of(id) for id in (*seen.values(), *asked, *started)} == {0, 1, 2}
-
-
-async def test_who_is_retired_begins_nothing(tmp_path: Path, renderer: TemplateRenderer) -> None:
-    async with processes(tmp_path, renderer, 2) as both:
-        name = names_of(1)
-        id = (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
-        assert index_of(id) == 1
-        kept = (await post(both[1], "/v1/responses", {"model": "m", "input": "a"}, x_session_id=name)).json()["id"]
-    async with processes(tmp_path, renderer, 1, (2,)) as both:
-        assert (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == id
-        assert (await post(both[0], f"/v1/sessions/{id}/end", {})).json()["ended"]
-        late = await post(both[0], f"/v1/sessions/{name}/reward", {"value": 1.0, "source": "user"})
-        assert late.status_code == 200
-        again = (await chat(both[0], [USER], x_session_id=name)).headers[TRAJECTORY_HEADER]
-        assert index_of(again) == 0
-        assert not both[1].gateway.sessions.live
-        refused = await post(both[0], "/v1/responses", {"model": "m", "input": "b", "previous_response_id": kept})
-        assert refused.json()["error"]["code"] == "previous_response_not_found"
-    async with world(
-        tmp_path, renderer, engine_of(renderer), layout=ProcessLayout(0, 1, (2,)), keys=KEYS, patience_s=5.0
-    ) as w:
-        body = {"model": "m", "messages": [USER]}
-        for asked in (
-            await post(w, "/v1/chat/completions", body, x_session_id=name),
-            await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"}),
-        ):
-            assert (asked.status_code, asked.json()["error"]["code"]) == (503, "process_down"), "it is only down"
-    mark_drain(tmp_path / "capture", 1, is_drained=True)
-    # It has left: its ids are those of nobody.
-    async with world(
-        tmp_path, renderer, engine_of(renderer), layout=ProcessLayout(0, 1, (2,)), keys=KEYS, patience_s=5.0
-    ) as w:
-        assert (await chat(w, [USER], x_session_id=name)).headers[TRAJECTORY_HEADER] == again
-        unknown = await post(w, f"/v1/sessions/{id}/reward", {"value": 1.0, "source": "user"})
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
-
-
-async def test_who_is_retired_ends_once_nothing_of_it_is_live(tmp_path: Path, renderer: TemplateRenderer) -> None:
-    async with processes(tmp_path, renderer, 2) as both:
-        ids = [
-            (await chat(both[0], [USER], x_session_id=names_of(index))).headers[TRAJECTORY_HEADER] for index in range(2)
-        ]
-    async with processes(tmp_path, renderer, 1, (2,), reward_deadline_ms=0) as both:
-        assert not is_drained(tmp_path / "capture", 1)
-        for id in ids:
-            assert (await post(both[0], f"/v1/sessions/{id}/end", {})).json()["ended"]
-        async with asyncio.timeout(60):
-            while not is_drained(tmp_path / "capture", 1):
-                await asyncio.sleep(0.05)
-        assert not both[1].log.waiting
-        again = (await chat(both[0], [USER], x_session_id=names_of(1))).headers[TRAJECTORY_HEADER]
-        assert index_of(again) == 0
-
-
-async def test_what_a_key_may_spend_counts_over_all(tmp_path: Path, renderer: TemplateRenderer) -> None:
-    limits = {"a": KeyLimits(budget=1.0, budget_hours=1e6)}
-    names = {"sk-a-of-a-tenant": "a", "sk-b-of-another": "b"}
-    prices = Prices(prompt=1e6, completion=1e6, cached_prompt=1e6)
-    async with processes(tmp_path, renderer, limits=limits, key_names=names, prices=prices) as both:
-        await chat(both[0], [USER], x_session_id=names_of(0))
-        there = both[1].gateway.recorder.spending
-        async with asyncio.timeout(60):
-            while not there.used("a", now_micros()).money:
-                await asyncio.sleep(0.01)
-        assert there.standing()["a"][1] == 0, "all of it was spent at the other"
-        for door in both:
-            body = {"model": "m", "messages": [USER]}
-            answer = await post(door, "/v1/chat/completions", body, x_session_id=names_of(1))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "budget_spent")
-        assert (await chat(both[1], [USER], "sk-b-of-another")).status_code == 200
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_process_that_stops_breaks_off_what_another_answers(
-    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    monkeypatch.setattr(serve_module, "DRAIN_S", 0.2)
-    engine = engine_of(renderer)
-    engine.says, engine.gate = "One two three four.", asyncio.Semaphore(2)
-    common = {"keys": KEYS, "patience_s": 5.0}
-    async with world(tmp_path, renderer, engine, layout=ProcessLayout(1, 2), **common) as other:
-        async with AsyncExitStack() as first, httpx.AsyncClient(timeout=60) as http:
-            door = await first.enter_async_context(
-                world(tmp_path, renderer, engine, layout=ProcessLayout(0, 2), **common)
-            )
-            calling = asyncio.create_task(
-                http.post(
-                    f"{door.url}/v1/messages",
-                    json={"model": "m", "max_tokens": 50, "messages": [USER], "stream": stream},
-                    headers={"x-api-key": "sk-a-of-a-tenant", "x-session-id": names_of(1)},
-                )
-            )
-            async with asyncio.timeout(60):
-                while not engine.asked:
-                    await asyncio.sleep(0.01)
-                await asyncio.sleep(0.1)
-                await first.aclose()
-                answer = await calling
-        if stream:
-            (said,) = [line for line in answer.text.splitlines() if "went away" in line]
-            assert answer.text.rstrip().endswith(said)
-        else:
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        async with asyncio.timeout(60):
-            while not other.calls():
-                await asyncio.sleep(0.01)
-        assert other.calls()[0]["finish_reason"] == "abort"
 
 
 def far_upstreams() -> tuple[FarResponses, Upstreams]:
