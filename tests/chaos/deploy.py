@@ -13,10 +13,14 @@ from millrace.infra.process.net import free_ports
 from tests.chaos.arena import Arena, fleet_of, write_settings
 from tests.chaos.ways import SETTINGS
 
+SMALL = {"policy.batch": 2, "policy.group_size": 2}
+"""the least of which a version is made where learners share it: faults are paid for, and not episodes between them"""
 
-def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
+
+def deploy(home: Path, seed: int, engine: str, way: str = "", **more: object) -> Arena:
     """A running deployment in `home`, version 0 written. Small batches make quick versions: faults can be many. `way`:
-    of `ways.WAYS`, by which versions reach the engine (default: through their directories, whole)."""
+    of `ways.WAYS`, by which versions reach the engine (default: through their directories, whole); `more`: settings by
+    dotted name."""
     values = dict(flags(home, seed, free_ports(4))) | {
         "namespace": "chaos",
         "kafka.sync": True,
@@ -31,6 +35,7 @@ def deploy(home: Path, seed: int, engine: str, way: str = "") -> Arena:
         "rollout.timeout_s": 30,
         "warehouse.enabled": False,  # its kills are rehearsed beside it
         **SETTINGS.get(way, {}),
+        **more,
     }
     file = write_settings(home, values)
     settings = load(file)

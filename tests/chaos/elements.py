@@ -80,7 +80,13 @@ class Elements:
     """A deployment on a disk of its own."""
 
     def __init__(
-        self, home: Path, seed: int, size_mb: int = 4000, full_s: float = FULL_S, deaths: int = DEATHS
+        self,
+        home: Path,
+        seed: int,
+        size_mb: int = 4000,
+        full_s: float = FULL_S,
+        deaths: int = DEATHS,
+        **settings: object,
     ) -> None:
         shutil.rmtree(home, ignore_errors=True)
         self._disk = Disk(home / "disk", size_mb)
@@ -91,7 +97,7 @@ class Elements:
         self._random = random.Random(seed)
         self._ended = 0.0
         """when the newest disturbance was over, seconds since the epoch"""
-        self.arena = deploy(self._place, seed, "inprocess")
+        self.arena = deploy(self._place, seed, "inprocess", **settings)
         self.arena.settle(timeout_s=START_S)
         print(f"version {self.arena.watch.version} is there", flush=True)
 

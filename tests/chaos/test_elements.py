@@ -13,6 +13,7 @@ from millrace.infra.log.base import Outgoing, TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.machine.broker import Broker
 from tests.chaos.count import AVRO, schemas
+from tests.chaos.deploy import SMALL
 from tests.chaos.disk import Disk
 from tests.chaos.elements import Elements
 from tests.support.stopped import stop
@@ -84,7 +85,7 @@ def test_what_the_broker_acknowledged_outlives_a_power_cut(disk: Disk) -> None:
 @pytest.fixture(scope="module")
 def elements(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elements]:
     """One deployment for all elements: its start takes as long as what they do to it."""
-    found = Elements(tmp_path_factory.mktemp("elements"), seed=0, full_s=15, deaths=2)
+    found = Elements(tmp_path_factory.mktemp("elements"), seed=0, full_s=15, deaths=2, **SMALL)
     yield found
     found.close()
 

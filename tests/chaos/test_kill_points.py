@@ -13,7 +13,7 @@ import pytest
 from millrace.apps.demo.fleet import BROKER
 from tests.chaos.__main__ import audit, points
 from tests.chaos.arena import START_S
-from tests.chaos.deploy import deploy
+from tests.chaos.deploy import SMALL, deploy
 
 LEARNER, RUNNER = ("learner.", "checkpoint."), ("runner.", "transactor.")
 EACH = 2
@@ -29,7 +29,7 @@ def test_every_kill_point_of_learner_and_runner_is_survived(tmp_path: Path) -> N
     rounds = [[name for kind in kinds for name in kind[start : start + EACH]] for start in starts]
     assert sorted(chain(*rounds)) == sorted(chain(*kinds)), "each point is in one round"
     assert min(map(len, kinds)) > 5
-    arena = deploy(tmp_path / "home", seed=0, engine="inprocess")
+    arena = deploy(tmp_path / "home", seed=0, engine="inprocess", **SMALL)
     try:
         arena.settle(timeout_s=START_S)
         missed = [name for names in rounds for name in arena.kill_points(names, timeout_s=300)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import ELSEWHERE, kill_points, points, suffer
-from tests.chaos.deploy import deploy
+from tests.chaos.deploy import SMALL, deploy
 from tests.chaos.ways import WAYS, every_point, points_of
 
 
@@ -28,5 +28,5 @@ def test_every_point_is_killed_at_somewhere() -> None:
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_adapters_survive_a_kill_at_every_point(tmp_path: Path) -> None:
-    arena = deploy(tmp_path / "home", seed=0, engine="vllm", way="adapters")
+    arena = deploy(tmp_path / "home", seed=0, engine="vllm", way="adapters", **SMALL)
     assert suffer(arena, partial(kill_points, names=points_of("adapters"), times=1, timeout_s=300), "adapters")

@@ -26,7 +26,7 @@ SMALL = {
     "bench_gateway_start": "--calls 300 --kills 1",
     "bench_idle": "--idle 50 --clients 4 --seconds 0.1 --rounds 1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 24",
-    "bench_killed": "--engine inprocess --batch 8 --kills 1",
+    "bench_killed": "--engine inprocess --batch 2 --kills 1",
     "bench_packing": "--samples 8 --steps 1",
     "bench_peers": "--groups 1 --steps 1 --peak-tflops 0.1",
     "bench_proximal": "--groups 2 --steps 1",
