@@ -6,7 +6,8 @@
 Everything shares the machine: the fake engine, whatever stands before it, and this load generator (closed loop,
 keep-alive). One candidate runs at a time. `direct` is the engine alone, `pass-through` hands every byte on and nothing
 else, `gateway` captures each call with its exact tokens to a log on disk; the peers are installed into DIR by `uv` and
-`npm`, each in an environment of its own, and store nothing. For each, plain and streamed:
+`npm`, each in an environment of its own, and store nothing. For `direct` the figures are its own, for each other what it adds,
+plain and streamed:
 
     added p50, p99    ms that a call takes longer than the direct one, one in flight
     first byte        ms to the first token that it adds, streamed, one in flight
@@ -189,10 +190,11 @@ def table(
             if (one := figures.get(stream)) is None:
                 lines.append(f"{name:14}{way:10}  does not answer")
                 continue
-            first = f"{one.first - base.first:.2f}" if stream else ""
-            of_many = f"{one.of_many - base.of_many:.2f}" if stream else ""
+            less = Figures(0, 0, 0, 0, 0, 0) if one is base else base
+            first = f"{one.first - less.first:.2f}" if stream else ""
+            of_many = f"{one.of_many - less.of_many:.2f}" if stream else ""
             lines.append(
-                f"{name:14}{way:10}{one.p50 - base.p50:>10.2f}{one.p99 - base.p99:>8.2f}"
+                f"{name:14}{way:10}{one.p50 - less.p50:>10.2f}{one.p99 - less.p99:>8.2f}"
                 f"{first:>12}{of_many:>9}{one.rate:>9.0f}{one.rate / base.rate:>10.2f}{one.cpu:>7.2f}"
                 f"{resident[name]:>10.0f}"
             )
