@@ -6,8 +6,8 @@
 Everything shares the machine: the fake engine, whatever stands before it, and this load generator (closed loop,
 keep-alive). One candidate runs at a time. `direct` is the engine alone, `pass-through` hands every byte on and nothing
 else, `gateway` captures each call with its exact tokens to a log on disk; the peers are installed into DIR by `uv` and
-`npm`, each in an environment of its own, and store nothing. For `direct` the figures are its own, for each other what it adds,
-plain and streamed:
+`npm`, each in an environment of its own, and store nothing. Plain and streamed, of `direct` its own figures, and of
+each other what it adds:
 
     added p50, p99    ms that a call takes longer than the direct one, one in flight
     first byte        ms to the first token that it adds, streamed, one in flight
