@@ -30,7 +30,7 @@ from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import key_in
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.policies import announce
+from millrace.streams.seal.policy_terms import announce
 from millrace.streams.seal.stage import Seal
 
 RECORDS = telemetry.counter("millrace.stage.records", "{record}", "records folded")

@@ -34,7 +34,7 @@ def create(
     settings = call(context).settings()
     with connect_now(settings) as bus:
         bus.ensure_topics(settings.layout.specs())
-        entry("millrace.streams.seal.policies:announce")(settings, bus)
+        entry("millrace.streams.seal.policy_terms:announce")(settings, bus)
         version = entry("millrace.consumers.version_zero:create")(settings, model, bus, untie=untie)
     console.print(
         f"policy {settings.policy.name} begins: version 0 at {version['uri']}", highlight=False, soft_wrap=True

@@ -56,7 +56,7 @@ def import_(
     settings = call(context).settings()
     choose = entry("millrace.formats.imports.run:from_flags")
     options = choose(layout, tenant, split, task, on_error, refusal_file, dry_run=dry_run)
-    check_policy = entry("millrace.streams.seal.policies:check_announcement")
+    check_policy = entry("millrace.streams.seal.policy_terms:check_announcement")
     with _progress_bar() as report:
         summaries = entry("millrace.formats.imports:import_files")(settings, files, options, check_policy, report)
     if as_json:

@@ -31,7 +31,7 @@ from millrace.dialects.rendering.base import (
 from millrace.dialects.rendering.form_writer import FormWriter
 from millrace.dialects.rendering.forms.base import schemas_of
 from millrace.dialects.rendering.messages import to_template
-from millrace.dialects.rendering.parsers.markers import (
+from millrace.dialects.rendering.parsers.marker_parser import (
     MarkedParser,
     Markers,
     as_call,
@@ -39,8 +39,8 @@ from millrace.dialects.rendering.parsers.markers import (
     opens_thoughts,
     reading,
 )
+from millrace.dialects.rendering.parsers.plain_parser import PlainParser
 from millrace.dialects.rendering.parsers.stops import StopCutter
-from millrace.dialects.rendering.parsers.text import PlainParser
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import ConfigError
 

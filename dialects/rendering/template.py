@@ -29,8 +29,8 @@ from millrace.dialects.rendering.base import (
 from millrace.dialects.rendering.form_writer import CACHE_ENTRIES, USER, FormWriter
 from millrace.dialects.rendering.messages import Style, to_template
 from millrace.dialects.rendering.parsers.choose import parser_of
-from millrace.dialects.rendering.parsers.markers import Markers, marks_of
-from millrace.dialects.rendering.parsers.text import PlainParser
+from millrace.dialects.rendering.parsers.marker_parser import Markers, marks_of
+from millrace.dialects.rendering.parsers.plain_parser import PlainParser
 from millrace.dialects.rendering.template_form import CALL, RESULT, TOOLS, manner_of
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 

@@ -16,7 +16,7 @@ from millrace.dialects.rendering.forms.base import Form
 from millrace.dialects.rendering.forms.harmony import HARMONY
 from millrace.dialects.rendering.messages import Style
 from millrace.dialects.rendering.parsers.choose import parser_of
-from millrace.dialects.rendering.parsers.markers import Markers
+from millrace.dialects.rendering.parsers.marker_parser import Markers
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.schemas.json_values import JsonObject
 

@@ -9,7 +9,7 @@ underscores, key); tables and lists as JSON. `MILLRACE_CONFIG` names the file.
 from __future__ import annotations
 
 from millrace.infra.config.experience import Governance, Policy, Reward, RewardJudge, RewardTests, Rollout, Tenant
-from millrace.infra.config.explain import nearest
+from millrace.infra.config.problems import nearest
 from millrace.infra.config.read import FILE, load, merge, variables
 from millrace.infra.config.serving import Engine, Gateway, GatewayKey, GatewayPolicy, Otlp, Warehouse
 from millrace.infra.config.settings import PREFIX, Settings, mask_values

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from millrace.infra.config.explain import check_names, explain
+from millrace.infra.config.problems import check_names, explain
 from millrace.infra.config.settings import PREFIX, Settings
 from millrace.infra.config.wire import flat
 from millrace.infra.errors import ConfigError

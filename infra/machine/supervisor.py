@@ -29,7 +29,7 @@ import psutil
 
 from millrace.infra import durable
 from millrace.infra.config import PREFIX
-from millrace.infra.config.explain import RESERVED_NAMES
+from millrace.infra.config.problems import RESERVED_NAMES
 from millrace.infra.errors import ServiceError
 from millrace.infra.machine import keeper, leftovers
 from millrace.infra.process.net import socket_dir, wait_until

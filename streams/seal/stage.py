@@ -41,7 +41,7 @@ from millrace.streams.decoding import Decoder, Unreadable, dead_letter, place_of
 from millrace.streams.seal import attempts as state
 from millrace.streams.seal.attempts import ATTEMPTS, CALLS, GROUPS, TOMBSTONES, Attempt, OpenGroup
 from millrace.streams.seal.group_outcome import ClosingRules, EndedSample, completion, sample_of, verdict, why_bad
-from millrace.streams.seal.policies import POLICIES, SETTING, parse, policies, policy_key, rules_of
+from millrace.streams.seal.policy_terms import POLICIES, SETTING, parse, policies, policy_key, rules_of
 from millrace.streams.seal.rewards import silent_sources, take
 
 KINDS = frozenset({"episode_started", "episode_ended", "model_call", "reward", "gap"})

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.dialects.rendering.parsers.text import PlainParser
+from millrace.dialects.rendering.parsers.plain_parser import PlainParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.process.offload import HEAVY
 from millrace.producers.gateway.sessions.lineage import ITEM, MOST_RAW

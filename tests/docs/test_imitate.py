@@ -36,7 +36,7 @@ from millrace.infra.stages.slot import RunnerSettings
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.streams.refine.stage import Refine
-from millrace.streams.seal.policies import announce
+from millrace.streams.seal.policy_terms import announce
 from millrace.streams.serve import seal_of
 from tests.support.documents import IMITATE, ROOT, RUN_BY, blocks
 from tests.support.gateway_world import RAW, world

@@ -19,7 +19,7 @@ from millrace.formats.layouts import OTHER_NAMES, READERS
 from millrace.infra.config import load
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas import codec
-from millrace.streams.seal.policies import announce
+from millrace.streams.seal.policy_terms import announce
 from tests.support.documents import IMPORT, ROOT, RUN_BY, blocks
 from tests.support.imported import ROWS, TALK, write
 

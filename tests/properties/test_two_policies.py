@@ -16,7 +16,7 @@ from millrace.consumers.tell.status import StatusWatch
 from millrace.consumers.tell.summary import summary
 from millrace.consumers.tell.topics import PolicyTopics
 from millrace.infra.errors import TopicError
-from millrace.streams.seal.policies import policy_key
+from millrace.streams.seal.policy_terms import policy_key
 from millrace.streams.seal.stage import Seal
 from millrace.testing.world import NAMESPACE, World
 from tests.support.histories import Told, make_world, plan_of, play

@@ -18,7 +18,7 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import full_name, turns_of
 from millrace.schemas import codec
 from millrace.schemas.ids import new_id
-from millrace.streams.seal.policies import announce, terms_of
+from millrace.streams.seal.policy_terms import announce, terms_of
 from millrace.streams.serve import dispatch_of, seal_of
 from millrace.testing.events import Episode
 

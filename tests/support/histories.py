@@ -14,7 +14,7 @@ from millrace.streams.dispatch.stage import Terms
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.stage import Refine
 from millrace.streams.seal.group_outcome import ClosingRules
-from millrace.streams.seal.policies import SETTING
+from millrace.streams.seal.policy_terms import SETTING
 from millrace.streams.seal.stage import Seal
 from millrace.testing.world import Chances, World
 from tests.support import laws

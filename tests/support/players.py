@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.consumers.learner.step.publish import commit_version
+from millrace.consumers.learner.step.leader import commit_version
 from millrace.consumers.learner.version.order import Batch, LearningOrder
 from millrace.infra.errors import BusError
 from millrace.infra.log.base import Member, MemberToken, Place, Transactor

@@ -14,9 +14,9 @@ from millrace.consumers.learner.group import rank_numbers
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.rendezvous import Meeting
 from millrace.consumers.learner.step import mismatch, next_work
+from millrace.consumers.learner.step.leader import Leader, Step
 from millrace.consumers.learner.step.next_work import NextWork, Regroup, Stop, Train, Wait
 from millrace.consumers.learner.step.parts import Parts
-from millrace.consumers.learner.step.publish import Leader, Step
 from millrace.consumers.learner.step.reading import REASONS, ages, read
 from millrace.consumers.learner.version.collect import newer
 from millrace.consumers.learner.version.order import Batch

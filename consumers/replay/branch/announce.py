@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from millrace.consumers import policy_names
 from millrace.consumers.learner.group.identity import Identity
-from millrace.consumers.learner.step.publish import machine
+from millrace.consumers.learner.step.leader import machine
 from millrace.consumers.learner.version.collect import collect, serving_versions
 from millrace.consumers.replay.branch.items import BranchItem
 from millrace.consumers.replay.branch.records import BranchChoice, ledger_entry, version_metrics, weight_event

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.consumers.learner.group.identity import NOT_TRAINING, Identity, identify
-from millrace.consumers.learner.step.publish import machine
+from millrace.consumers.learner.step.leader import machine
 from millrace.consumers.replay.prove.plan import version_text
 from millrace.consumers.replay.prove.version_history import refusing_forgeries
 from millrace.infra import config

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from millrace.dialects.rendering.base import ParsedReply, Parser, ReplyDelta, Tools
 from millrace.dialects.rendering.forms.base import Form, Schemas, schemas_of
 from millrace.dialects.rendering.parsers.harmony import HarmonyParser
-from millrace.dialects.rendering.parsers.markers import MarkedParser, Markers, opens_thoughts
+from millrace.dialects.rendering.parsers.marker_parser import MarkedParser, Markers, opens_thoughts
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.schemas import bounds
 

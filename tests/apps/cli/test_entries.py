@@ -14,7 +14,7 @@ from millrace.apps.cli.roles import ROLES
 
 CALLS = {
     "millrace.consumers.version_zero:create": ["settings", Path(), "bus"],
-    "millrace.streams.seal.policies:announce": ["settings", "bus"],
+    "millrace.streams.seal.policy_terms:announce": ["settings", "bus"],
     "millrace.consumers.learner.group.layouts:learner_count": ["learner"],
     "millrace.consumers.audit.command:run": ["settings", False, False, False],
     "millrace.consumers.tell.command:report": ["settings", Path()],
@@ -51,7 +51,7 @@ CALLS = {
         "told",
     ],
     "millrace.producers.intake.run:http": ["url", "host", 0, "owner", "gateway", "server", Path(), "told"],
-    "millrace.streams.seal.policies:check_announcement": ["settings", "bus"],
+    "millrace.streams.seal.policy_terms:check_announcement": ["settings", "bus"],
     "millrace.consumers.clearance:today": ["settings"],
     "millrace.formats.exports:export": ["settings", "jsonl", Path(), "selection", "allowed", "watch"],
     "millrace.consumers.replay.rejudge:RejudgeRequest": ["name", "exact", "v2", "replay", 1, 10.0],

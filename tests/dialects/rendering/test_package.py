@@ -15,7 +15,7 @@ from renderers.base import ParsedResponse, ParsedToolCall
 from millrace.dialects.rendering.base import NoContinuation, ParsedReply, ToolCall
 from millrace.dialects.rendering.choose import PROBES, TOOLS, choose
 from millrace.dialects.rendering.package import PackagedRenderer, has_renderer
-from millrace.dialects.rendering.parsers.markers import MarkedParser
+from millrace.dialects.rendering.parsers.marker_parser import MarkedParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.errors import ConfigError

@@ -16,7 +16,7 @@ import pytest
 from millrace.infra.config import load
 from millrace.infra.log.base import Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
-from millrace.streams.seal.policies import announce
+from millrace.streams.seal.policy_terms import announce
 from tests.formats.imports.test_import import brought, small, told
 from tests.support.fault_points import fault_points
 from tests.support.imported import ROWS, TALK, write

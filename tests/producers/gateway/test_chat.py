@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from millrace.dialects.rendering.parsers.markers import MarkedParser
+from millrace.dialects.rendering.parsers.marker_parser import MarkedParser
 from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Sampling
 from millrace.infra.errors import EngineRejected, EngineTimeout, EngineUnavailable

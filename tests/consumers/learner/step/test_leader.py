@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.consumers.learner.step.publish import checkpoint_fault, commit_version
+from millrace.consumers.learner.step.leader import checkpoint_fault, commit_version
 from millrace.infra import faults
 from millrace.infra.errors import BusError, LedgerError, RefusedError
 from millrace.infra.log.base import Member, MemberToken, Outgoing, TopicSpec, Transactor

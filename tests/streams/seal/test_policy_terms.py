@@ -11,7 +11,7 @@ from millrace.infra.errors import TopicError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.stages.decisions import id_of
 from millrace.schemas import codec
-from millrace.streams.seal.policies import SETTING, announce, policies, terms_of
+from millrace.streams.seal.policy_terms import SETTING, announce, policies, terms_of
 from millrace.testing.events import Episode
 from tests.support.folding import of
 
