@@ -18,7 +18,7 @@ from millrace.dialects.base import Dialect
 from millrace.dialects.rendering.base import Message
 from millrace.infra.engines.upstream import UNTRAINABLE
 from millrace.producers.gateway.prices import Usage
-from millrace.producers.gateway.sessions.reply_index import ChoiceReply, Exchange
+from millrace.producers.gateway.sessions.reply_index import ChoiceExchange, ChoiceReply
 from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.schemas.arrays import empty_array
 from millrace.schemas.ids import new_id, now_micros
@@ -192,9 +192,9 @@ class Call(ABC):
         """Who answered did so with another version than it said."""
         return
 
-    def exchange(self, reply: ChoiceReply) -> Exchange:
+    def exchange(self, reply: ChoiceReply) -> ChoiceExchange:
         """What was asked, with one choice of the answer."""
-        return Exchange(self.policy, self.messages, self.outline, self.replaces, reply, self.when, now_micros())
+        return ChoiceExchange(self.policy, self.messages, self.outline, self.replaces, reply, self.when, now_micros())
 
     def note(self, choice: ChoiceReply, at: int) -> None:
         """A choice is recorded: for telemetry."""

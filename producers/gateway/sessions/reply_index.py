@@ -44,7 +44,7 @@ class ChoiceReply(NamedTuple):
     has_our_ids: bool = False
 
 
-class Exchange(NamedTuple):
+class ChoiceExchange(NamedTuple):
     """A choice with what was asked. `policy`: who answered; `replaces`: the response that the client got to the same
     request before; `asked_at`, `replied_at`: micros."""
 
@@ -73,7 +73,9 @@ class ReplyIndex:
         if reply.has_our_ids and session.nameless:
             self.owners.add_call_ids(session, reply.message)
 
-    def learn(self, session: GatewaySession, exchange: Exchange, event: str | None, *, stores: bool = True) -> None:
+    def learn(
+        self, session: GatewaySession, exchange: ChoiceExchange, event: str | None, *, stores: bool = True
+    ) -> None:
         """A call is over. `event`: the id of its record, None where that is lost; `stores`: whether its response may be
         named later."""
         reply = exchange.reply

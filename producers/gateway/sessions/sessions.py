@@ -40,7 +40,7 @@ from millrace.producers.gateway.sessions.checkpoint import (
     SessionsCheckpoint,
 )
 from millrace.producers.gateway.sessions.ownership import Hints
-from millrace.producers.gateway.sessions.reply_index import ChoiceReply, Exchange, ReplyIndex
+from millrace.producers.gateway.sessions.reply_index import ChoiceExchange, ChoiceReply, ReplyIndex
 from millrace.producers.gateway.sessions.responses import origin_of
 from millrace.producers.gateway.sessions.session import GatewaySession, RewardKey, session_from_start
 from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
@@ -73,7 +73,7 @@ NAMED_CALLS = 10_000
 """calls after which a name begins another episode"""
 
 
-class Conversation(NamedTuple):
+class CallInput(NamedTuple):
     """What a call was asked; `behind`: what stands before it that its request does not hold."""
 
     messages: list[Message]
@@ -417,9 +417,7 @@ class Sessions:
             raise ValueError(f"its request goes on from {call['request_base']}, which the log does not hold")
         return request
 
-    def _reply_of(
-        self, call: ModelCall, headers: Mapping[str, str], request: bytes
-    ) -> tuple[ChoiceReply, Conversation]:
+    def _reply_of(self, call: ModelCall, headers: Mapping[str, str], request: bytes) -> tuple[ChoiceReply, CallInput]:
         """What a call said, but for the digest with it, and what it was asked."""
         reading = read(request, call["response"])
         is_ours, is_whole = call["untrainable_reason"] != UNTRAINABLE, call["opened"] != NOT_WHOLE
@@ -437,7 +435,7 @@ class Sessions:
             reading.stored if is_stored else None,
             origin or LOCAL_ORIGIN,
             has_our_ids=is_ours,
-        ), Conversation(reading.messages, reading.tools, None if is_whole else reading.behind)
+        ), CallInput(reading.messages, reading.tools, None if is_whole else reading.behind)
 
     def _recall(self, session: GatewaySession, event: Event, call: ModelCall, headers: Mapping[str, str]) -> None:
         request = self._request_of(session, event, call)
@@ -446,7 +444,7 @@ class Sessions:
         reply = reply._replace(digest=match_keys.extend(digests[-1], reply.message))
         self.replies.note_echo(session, reply)
         outline, at = outline_request(request), event["capture_time"]
-        exchange = Exchange(
+        exchange = ChoiceExchange(
             event["policy"], asked.messages, outline, call["supersedes"], reply, event["event_time"], at
         )
         self.replies.learn(session, exchange, event["id"])
