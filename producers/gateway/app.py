@@ -27,10 +27,11 @@ from millrace.producers.gateway.call_routes import CallRoutes
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.episodes.routes import EpisodeRoutes
 from millrace.producers.gateway.http import azure_path, session_path
-from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.admission import Intake, check_origin
 from millrace.producers.gateway.http.callers import Caller
 from millrace.producers.gateway.http.handling import VISIT, guard_handler
 from millrace.producers.gateway.http.listener import TRY_AGAIN
+from millrace.producers.gateway.http.visit import Visit
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.socket import Sockets
 from millrace.producers.gateway.upstreams import embeddings

@@ -17,8 +17,8 @@ from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.http import azure_path
-from millrace.producers.gateway.http.admission import Visit
 from millrace.producers.gateway.http.callers import Caller, Callers
+from millrace.producers.gateway.http.visit import Visit
 
 logger = logging.getLogger(__name__)
 

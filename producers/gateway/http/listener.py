@@ -28,7 +28,7 @@ from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
 from millrace.infra.errors import ServiceError
 from millrace.producers.gateway.http import session_path
-from millrace.producers.gateway.http.admission import discard
+from millrace.producers.gateway.http.visit import discard
 from millrace.schemas import bounds
 from millrace.schemas.ids import new_id
 

@@ -27,9 +27,10 @@ from millrace.dialects.errors import ApiError, bad_request
 from millrace.infra.gateway_processes import is_drained, mark_drain
 from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.calls.gateway import Gateway
-from millrace.producers.gateway.http.admission import Intake, Visit, check_origin
+from millrace.producers.gateway.http.admission import Intake, check_origin
 from millrace.producers.gateway.http.callers import Caller, key_of
 from millrace.producers.gateway.http.session_path import PREFIX, strip_name
+from millrace.producers.gateway.http.visit import Visit
 from millrace.producers.gateway.marks import index_of
 from millrace.producers.gateway.processes.evidence import at_the_door, ids_in, in_the_body
 from millrace.producers.gateway.processes.hop import (

@@ -24,8 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from millrace.dialects.errors import ApiError
 from millrace.infra import telemetry
 from millrace.producers.capture.log import LogFull
-from millrace.producers.gateway.http.admission import Intake, Visit, check_origin, encoding_of
+from millrace.producers.gateway.http.admission import Intake, check_origin
 from millrace.producers.gateway.http.callers import Caller, digest, key_of
+from millrace.producers.gateway.http.visit import Visit, encoding_of
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.intake.otlp.receiver import OtlpReceiver
 from millrace.producers.intake.otlp.request import ENCODINGS, JSON, LOGS, PROTOBUF, TRACES, BadBody, SpanBatch, read
