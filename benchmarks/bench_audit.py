@@ -37,8 +37,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     logging.disable()  # zombies that the history's runners fence
-    history = whole(0, options.actions, isolate=True)
-    logging.disable(logging.NOTSET)
+    try:
+        history = whole(0, options.actions, isolate=True)
+    finally:
+        logging.disable(logging.NOTSET)
     records = [record.value for kind in KINDS for record in history.records(kind) if record.value]
     values = [value for value in records if value[:2] == codec.MARK]
     thousands = sum(1 for _ in history.records("events")) / 1e3

@@ -37,28 +37,9 @@ class SessionMatching:
         used: Sequence[StoredResponse] = (),
         policy: str | None = None,
     ) -> SessionMatch:
-        """Find or open the session of a call, and register it at once, so that concurrent calls find the same one. It
-        begins with its first record."""
-        match = self._match(caller, hints, messages, digests, used, policy)
-        if match.session.id not in self._sessions.live:
-            if hints.must_exist:
-                raise not_held_error()
-            self.admit(caller.tenant)
-            self._sessions.add(match.session)
-        self._sessions.replies.stored.touch(used)
-        return match
-
-    def _match(
-        self,
-        caller: Caller,
-        hints: Hints,
-        messages: Sequence[Message],
-        digests: Sequence[bytes],
-        used: Sequence[StoredResponse] = (),
-        policy: str | None = None,
-    ) -> SessionMatch:
-        """The session of a call, an unsolicited one of this policy, not begun yet, where it belongs to none. `used`:
-        the responses that it named. Raises ApiError 403."""
+        """Find or open the session of a call, and register it at once, so that concurrent calls find the same one. One
+        that belongs to none gets an unsolicited session of this policy, which begins with its first record. `used`: the
+        responses that the call named. Raises ApiError 403 and 429."""
         session, proven, by = caller.session, True, "key"
         if session is None and hints.name:
             session, by = self._session_of_name(caller, hints), hints.named_by
@@ -79,6 +60,12 @@ class SessionMatching:
         if session.has_ended:
             raise ended_refusal(session)
         session.touch()
+        if session.id not in self._sessions.live:
+            if hints.must_exist:
+                raise not_held_error()
+            self.admit(caller.tenant)
+            self._sessions.add(session)
+        self._sessions.replies.stored.touch(used)
         return SessionMatch(session, proven, by)
 
     def _session_of_name(self, caller: Caller, hints: Hints) -> GatewaySession | None:
