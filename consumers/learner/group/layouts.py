@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 OF: Mapping[str, tuple[str, ...]] = {
     "precision": (TORCH, DEEPSPEED),
     "activation_checkpointing": (TORCH,),
+    "fusion": (TORCH,),
+    "repeatable": (TORCH,),
+    "optimizer_offload": (TORCH,),
     "reshard": (TORCH,),
     "offload": (TORCH,),
     "pipeline_schedule": (TORCH,),
@@ -115,7 +118,13 @@ def make(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
         format_places(places),
         adam,
         offload=learner.offload,
-        compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
+        compute=Compute(
+            learner.precision == "bf16",
+            learner.activation_checkpointing,
+            fusion=learner.fusion,
+            optimizer_offload=learner.optimizer_offload,
+        ),
+        deterministic=learner.repeatable,
         reshard=learner.reshard,
         schedule=learner.pipeline_schedule,
     )

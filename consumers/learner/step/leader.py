@@ -107,9 +107,10 @@ class Step:
     cell_by_seq: Mapping[int, int]
 
 
-def machine() -> Machine:
-    """What this process computes on: the backends take a GPU where there is one."""
-    return Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
+def machine(kernels: Mapping[str, str]) -> Machine:
+    """What this process computes on, and with: the backends take a GPU where there is one."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return Machine(device, torch.get_num_threads(), kernels)
 
 
 class Leader:
@@ -163,7 +164,7 @@ class Leader:
             ranks,
             p.backend.layout,
             p.identity,
-            machine(),
+            machine(p.trainer.kernels),
             now,
             step.cell_by_seq,
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from millrace.consumers import policy_names
 from millrace.consumers.learner import build
@@ -17,6 +18,7 @@ from millrace.infra.errors import LedgerError, UnreachableError
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.learning import Trainer
 from millrace.trainers.weights import checkpoint, manifest
 from tests.support.fault_points import fault_points
@@ -283,3 +285,28 @@ def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytes
         publisher.publish(Outgoing(topic, b"1", codec.encode("LedgerEntry", forged))).result()
     with pytest.raises(LedgerError):
         it.learn(2)
+
+
+def test_a_step_without_memory_is_done_again_from_the_same_batch(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a version runs out of memory once: the version is trained again from its parent,
+    with rows of half the budget, and the record has the budget that trained."""
+    it, plain = (place(**{"learner.tokens_per_pack": tokens}) for tokens in (64, 32))
+    for one in (it, plain):
+        feed(one.bus, one.settings, range(8))
+    plain.learn(2)
+    step, steps = TorchBackend.step, iter(range(100))
+
+    def fail_once(self: TorchBackend, *arguments: Any, **keywords: Any) -> Any:
+        if next(steps) == 1:  # the warm-up has taken one
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self, *arguments, **keywords)
+
+    monkeypatch.setattr(TorchBackend, "step", fail_once)
+    it.learn(2)
+    assert any("rows of 64 tokens ran out of memory" in text for text in it.warnings)
+    kernels = [row["kernels"] for row in entries(it.bus, it.settings)]
+    assert [(row.get("tokens_per_pack"), row.get("attention")) for row in kernels] == [
+        (None, None),
+        *[("32", "runs")] * 2,
+    ]
+    assert digests(it) == digests(plain)
