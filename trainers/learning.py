@@ -21,6 +21,7 @@ import torch
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.base import Algorithm, Scores
 from millrace.trainers.backends.base import Backend, StepResult
+from millrace.trainers.backends.devices import memory_text
 from millrace.trainers.backends.layout import ACTOR, CRITIC
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.batches.bins import ALLOCATORS
@@ -240,14 +241,13 @@ class Trainer:
     def _shorten(self, samples: Sequence[Sample], error: torch.OutOfMemoryError) -> OutOfMemory | BadConfiguration:
         """Halves the budget. What to raise."""
         longest = max((sample.length for sample in samples), default=1)
-        reason = str(error).partition(". ")[0]
         if self.budget <= longest:
-            return BadConfiguration(f"a sample of {longest} tokens does not fit ({reason}): {REMEDIES}")
+            return BadConfiguration(f"a sample of {longest} tokens does not fit ({memory_text(error)}): {REMEDIES}")
         former, self.budget = self.budget, max(longest, self.budget // 2)
         self._ceiling = self.budget
         return OutOfMemory(
-            f"a step with rows of {former} tokens ran out of memory ({reason}); it is done again with rows of "
-            f"{self.budget}: [learner] tokens_per_pack = {self.budget} begins with that"
+            f"a step with rows of {former} tokens ran out of memory ({memory_text(error)}); it is done again with rows "
+            f"of {self.budget}: [learner] tokens_per_pack = {self.budget} begins with that"
         )
 
     def _counts(self, algorithm: Algorithm, micro_lists: list[list[MicroBatch]]) -> list[float]:

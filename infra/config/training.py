@@ -110,7 +110,7 @@ class Learner(Section):
     )
     repeatable: bool = Field(
         default=True,
-        description="of torch: the same step gives the same bytes again, which `replay prove` needs; on an H100 it "
+        description="the same step gives the same bytes again, which `replay prove` needs; on an H100 it "
         "costs a seventh of a step",
     )
     optimizer_offload: bool = Field(

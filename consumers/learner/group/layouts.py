@@ -24,7 +24,6 @@ OF: Mapping[str, tuple[str, ...]] = {
     "precision": (TORCH, DEEPSPEED),
     "activation_checkpointing": (TORCH,),
     "fusion": (TORCH,),
-    "repeatable": (TORCH,),
     "optimizer_offload": (TORCH,),
     "reshard": (TORCH,),
     "offload": (TORCH,),
@@ -107,11 +106,12 @@ def make(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
             stage=learner.zero_stage,
             offload=learner.zero_offload,
             bf16=learner.precision == "bf16",
+            deterministic=learner.repeatable,
         )
     from millrace.trainers.backends.factory import make_backend
 
     if layout.backend != TORCH:
-        return make_backend(layout, adam)
+        return make_backend(layout, adam, deterministic=learner.repeatable)
     from millrace.trainers.backends.torch.compute import Compute
 
     return make_backend(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from millrace.trainers.algorithms.base import Algorithm, Run
 from millrace.trainers.backends.base import Adam, Backend, StepResult
+from millrace.trainers.backends.devices import check_bf16, fitting, on_gpu
 from millrace.trainers.backends.group import RankGroup, check, collect
 from millrace.trainers.backends.layout import ACTOR, CRITIC, ROLES, TEACHER, TORCH, Layout
 from millrace.trainers.backends.models.rows import has_rows
@@ -66,7 +67,7 @@ class TorchBackend(Backend):
             raise BadConfiguration(f"{self.parallel}: the torch backend splits along {', '.join(DIMENSIONS)} only")
         if self.parallel.etp > 1:
             raise BadConfiguration(f"{self.parallel}: the torch backend keeps each expert whole; leave ffn:t out")
-        self.cuda = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+        self.cuda = on_gpu(device)
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._reshard = reshard
@@ -94,6 +95,8 @@ class TorchBackend(Backend):
         if self.cuda:
             self.device = torch.device("cuda", (self.first + rank) % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
+        if self.compute.bf16:
+            check_bf16(self.device)
         self._computing = self.compute.on(self.device)
         if world > 1:
             self._group.join(rank, world, store, timeout, partial(self._split, Grid(layout), rank, timeout))
@@ -138,15 +141,16 @@ class TorchBackend(Backend):
 
     def load(self, state: State) -> None:
         self._forget()
-        self._play(ACTOR, Trainee(state, self._place, self.adam))
+        self._play(ACTOR, state, self.adam)
         if state.critic is not None:
-            self._play(CRITIC, Trainee(state.critic, self._place, self.adam))
+            self._play(CRITIC, state.critic, self.adam)
 
     def hold(self, role: str, state: State) -> None:
-        self._play(role, Trainee(state, self._place, None))
+        self._play(role, state, None)
 
-    def _play(self, role: str, trainee: Trainee) -> None:
-        self._roles[role] = trainee
+    def _play(self, role: str, state: State, adam: Adam | None) -> None:
+        with fitting(f"the {role}"):
+            self._roles[role] = trainee = Trainee(state, self._place, adam)
         if role in self.offload:
             self._shelves[role] = TensorShelf(self.device)
             self._shelves[role].put(trainee.resident())
