@@ -44,14 +44,14 @@ class ForwardPass:
     extra: Mapping[str, Any] = field(default_factory=dict)
     logits: int = LOGITS
     """how many exist at once"""
-    fused: bool = False
+    fusion: bool = False
     """whether formulas over logits are compiled"""
     fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
     teacher_fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, self.logits, self.fused, **self._arguments)
+        return token_logprobs(self.model, self.batch, temperature, self.logits, self.fusion, **self._arguments)
 
     def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
@@ -81,7 +81,7 @@ def token_logprobs(
     batch: MicroBatch,
     temperature: float,
     logits: int = LOGITS,
-    fused: bool = False,
+    fusion: bool = False,
     **extra: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]. At most
@@ -94,7 +94,7 @@ def token_logprobs(
     def whole(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if scores.dtype == torch.float32 or not is_plain(model):
             return of(scores.float(), labels)
-        return label_logprobs(scores, labels, temperature, fused=fused)
+        return label_logprobs(scores, labels, temperature, fusion=fusion)
 
     return _pieces(model, batch, of, whole, batch.labels, logits, extra)
 

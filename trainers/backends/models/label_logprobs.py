@@ -5,7 +5,7 @@
     d logp / d logit_v = ([v = label] - exp(x_v - z)) / temperature
 
 Forward keeps the logits and z; backward writes the gradient over the logits. `log_softmax` would keep a second copy of
-them in fp32 and read each of the two several times. A GPU computes each formula in one fused kernel where layers are
+them in fp32 and read each of the two several times. A GPU computes each formula in one kernel where layers are
 fused too.
 """
 
@@ -17,10 +17,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-Made = TypeVar("Made")
+Outcome = TypeVar("Outcome")
 
 PIECE = 2**24
-"""Logits in fp32 that exist at once where nothing is fused."""
+"""Logits in fp32 that exist at once where nothing is compiled."""
 
 
 class _Kept(Protocol):
@@ -28,7 +28,7 @@ class _Kept(Protocol):
 
     saved_tensors: tuple[torch.Tensor, ...]
     temperature: float
-    fused: bool
+    fusion: bool
 
     def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
     def mark_non_differentiable(self, *tensors: torch.Tensor) -> None: ...
@@ -37,19 +37,19 @@ class _Kept(Protocol):
 class _LabelLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _Kept, logits: torch.Tensor, labels: torch.Tensor, temperature: float, fused: bool
+        ctx: _Kept, logits: torch.Tensor, labels: torch.Tensor, temperature: float, fusion: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs, entropies, z = _by_pieces(_measure, fused, logits, labels, temperature)
+        logprobs, entropies, z = _by_pieces(_measure, fusion, logits, labels, temperature)
         ctx.save_for_backward(logits, labels, z)
-        ctx.temperature, ctx.fused = temperature, fused
+        ctx.temperature, ctx.fusion = temperature, fusion
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: _Kept, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         logits, labels, z = ctx.saved_tensors
-        rows = max(1, len(logits) if ctx.fused else PIECE // logits.shape[1])
-        gradient_of = _compiled(_gradient) if ctx.fused else _gradient
+        rows = max(1, len(logits) if ctx.fusion else PIECE // logits.shape[1])
+        gradient_of = _compiled(_gradient) if ctx.fusion else _gradient
         for start in range(0, len(logits), rows):
             piece = slice(start, start + rows)
             gradient = gradient_of(logits[piece], labels[piece], z[piece], gradients[0][piece], ctx.temperature)
@@ -61,11 +61,11 @@ _apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LabelLogprobs.apply
 
 
 def label_logprobs(
-    logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, fused: bool = False
+    logits: torch.Tensor, labels: torch.Tensor, temperature: float, *, fusion: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [n, V] and labels int64[n] -> log-probabilities float32[n] and, without gradient, entropies float32[n].
-    After backward the logits hold their own gradient. fused: compile the formulas, which only a GPU is worth."""
-    return _apply(logits, labels, temperature, fused)
+    After backward the logits hold their own gradient. fusion: compile the formulas, which only a GPU is worth."""
+    return _apply(logits, labels, temperature, fusion)
 
 
 def _measure(
@@ -87,12 +87,12 @@ def _gradient(
 
 def _by_pieces(
     measure: Callable[..., tuple[torch.Tensor, ...]],
-    fused: bool,
+    fusion: bool,
     logits: torch.Tensor,
     labels: torch.Tensor,
     temperature: float,
 ) -> tuple[torch.Tensor, ...]:
-    if fused:
+    if fusion:
         return tuple(_compiled(measure)(logits, labels, temperature))
     rows = max(1, PIECE // logits.shape[1])
     parts = [measure(*pair, temperature) for pair in zip(logits.split(rows), labels.split(rows), strict=True)]
@@ -100,5 +100,5 @@ def _by_pieces(
 
 
 @cache
-def _compiled(function: Callable[..., Made]) -> Callable[..., Made]:
+def _compiled(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
     return torch.compile(function, dynamic=True)

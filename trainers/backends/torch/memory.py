@@ -1,7 +1,7 @@
 """How many tokens a micro-batch may have on a card, measured before the first step.
 
     peak(n) = floor + n slope             bytes of a forward and backward pass of n tokens, at two sizes n
-    budget  = (free - reserve - floor) / slope
+    budget  = (room - reserve - floor) / slope
 
 What steps will hold beside (moments that the first of them makes) is taken off what is free. Invariant: measuring
 leaves weights, moments and gradients as they were, and all ranks of a group measure together, since their passes are
@@ -46,16 +46,16 @@ def _sample(tokens: np.ndarray[tuple[int], np.dtype[np.int64]], index: int) -> S
     )
 
 
-def find_budget(measure: Callable[[int], int], free: int, total: int) -> int:
-    """Tokens. measure(tokens) -> peak bytes of a pass; free: bytes that passes may take; total: bytes of the card.
+def find_budget(measure: Callable[[int], int], room: int, total: int) -> int:
+    """Tokens. measure(tokens) -> peak bytes of a pass; room: bytes that passes may take; total: bytes of the card.
     BadConfiguration, with what to do, where not even the smallest row fits."""
     small, large = (measure(size) for size in SIZES)
     slope = max(1.0, (large - small) / (SIZES[1] - SIZES[0]))
     floor = small - slope * SIZES[0]
-    budget = int((free - RESERVE * total - floor) / slope)
+    budget = int((room - RESERVE * total - floor) / slope)
     if budget < LEAST:
         raise BadConfiguration(
-            f"the model leaves {free / 2**30:.1f} of {total / 2**30:.1f} GiB of the card, and a row of {LEAST} tokens "
+            f"the model leaves {room / 2**30:.1f} of {total / 2**30:.1f} GiB of the card, and a row of {LEAST} tokens "
             f"takes {(floor + LEAST * slope) / 2**30:.1f}: {REMEDIES}"
         )
     return min(MOST, budget // GRAIN * GRAIN)

@@ -28,7 +28,7 @@ from millrace.trainers.phase_clock import Clock
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
     """chunks: the model, or this rank's stages of it. unit: rows are filled up to its multiples, since so many ranks
-    share them. fused: whether formulas over logits are compiled."""
+    share them. fusion: whether formulas over logits are compiled."""
 
     chunks: Sequence[PreTrainedModel]
     context: Context | None
@@ -37,7 +37,7 @@ class Passes:
     device: torch.device
     compute: Compute
     clock: Clock
-    fused: bool = False
+    fusion: bool = False
 
     def one(
         self,
@@ -53,7 +53,7 @@ class Passes:
             pad_row(micro, self.unit).to(self.device),
             None if teacher is None else teacher.chunks[-1],
             logits=self.compute.logits,
-            fused=self.fused,
+            fusion=self.fusion,
             fed=pipeline.stage_input(hidden),
             teacher_fed=pipeline.stage_input(teacher_hidden),
         )

@@ -54,8 +54,8 @@ class Trainee:
         unit = groups.size(CP) * groups.size(TP)
         models = [chunk.model for chunk in chunks.values()]
         self.fusion = next(chunk.fusion for chunk in chunks.values())
-        fused = self.fusion != "none" and place.device.type == "cuda"
-        self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock, fused)
+        compiles = self.fusion != "none" and place.device.type == "cuda"
+        self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock, compiles)
         self.steps = state.step
         self._assets, self._seed = state.assets, state.seed
         self._adapter = state.adapter
@@ -74,7 +74,7 @@ class Trainee:
         with torch.no_grad():
             tensors = masters or [p.to_local() if isinstance(p, DTensor) else p.data for p in self._learning()]
             self._shards = [torch.nn.Parameter(tensor) for tensor in tensors]
-            is_fused = any(shard.is_cuda for shard in self._shards)
+            on_card = any(shard.is_cuda for shard in self._shards)
             if self._place.copies:
                 for copy, shard in zip(self._learning(), self._shards, strict=True):
                     copy.register_post_accumulate_grad_hook(partial(self._widen, shard))
@@ -84,7 +84,7 @@ class Trainee:
             eps=adam.eps,
             weight_decay=adam.weight_decay,
             foreach=False,
-            fused=is_fused,
+            fused=on_card,
         )
         if state.moments:
             for parameter, shard in zip(self._parameters, self._shards, strict=True):

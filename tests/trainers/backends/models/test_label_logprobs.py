@@ -68,8 +68,8 @@ def test_compiled_formulas_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     )
     logits, labels = torch.randn(7, 13), torch.randint(0, 13, (7,))
     grown = [logits.clone().requires_grad_() for _ in range(2)]
-    for leaf, fused in zip(grown, (False, True), strict=True):
-        logprobs, entropies = of(leaf * 1, labels, 0.7, fused=fused)
+    for leaf, fusion in zip(grown, (False, True), strict=True):
+        logprobs, entropies = of(leaf * 1, labels, 0.7, fusion=fusion)
         (logprobs.sum() + 0 * entropies.sum()).backward()
     first, second = (leaf.grad for leaf in grown)
     assert first is not None
