@@ -45,12 +45,12 @@ def check_bf16(device: torch.device) -> None:
 
 
 @contextmanager
-def fitting(what: str) -> Iterator[None]:
+def fitting(model: str) -> Iterator[None]:
     """Inside, memory of the card that runs out becomes BadConfiguration, with who holds it and what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise BadConfiguration(f"{what} does not fit in the card ({memory_text(error)}): {REMEDIES}") from None
+        raise BadConfiguration(f"{model} does not fit in the card ({memory_text(error)}): {REMEDIES}") from None
 
 
 def memory_text(error: torch.OutOfMemoryError) -> str:
