@@ -5,6 +5,8 @@
     speed         a GRPO step against TRL and the packed loop (`bench_peers`), at 0.6b and 1.7b, rows of 4k and 16k
     profile       one step by kind of kernel
     memory        the budget that the card is found to have room for, and a step with it and with default settings
+    long          samples of 32,768 tokens with checkpointing: on a card at 1.7b; on a CPU by two context ranks, against
+                  one process (--tokens: how long)
 
 It needs neither registry nor engine. `--device cpu` runs each part with tiny shapes, so that what is prepared on a CPU
 runs on a card. Goals: at least .95 of the packed loop and 4 times TRL at 0.6b, MFU of .30 at 1.7b, no default that runs
@@ -23,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import bench_peers
@@ -32,12 +35,14 @@ from millrace.trainers.backends.factory import make_backend
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches import kernels
+from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import TrainerError
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.state import State
-from tests.support.samples import random_samples, small_state
-from tests.support.steps import train_share
+from tests.support.ranks import Ranks
+from tests.support.samples import VOCABULARY, random_samples, small_state
+from tests.support.steps import train_in_cell, train_share
 
 KINDS = ("qwen2", "qwen3", "llama", "gemma2")
 EXACT, NARROW = 2e-5, 1e-2
@@ -231,7 +236,59 @@ def memory(device: str) -> bool:
     return is_right
 
 
-PARTS = {"correctness": correctness, "speed": speed, "profile": profile, "memory": memory}
+def one_sample(tokens: int, vocabulary: int, seq: int) -> Sample:
+    """Of random tokens, the first quarter a prompt."""
+    draw = np.random.default_rng(seq)
+    mask = (np.arange(tokens) >= tokens // 4).astype(np.uint8)
+    return Sample(
+        tokens=draw.integers(0, vocabulary, tokens).astype(np.int32),
+        mask=mask,
+        logprobs=np.where(mask, -np.log(vocabulary), 0.0).astype(np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        reward=float(seq % 2),
+        seq=0,
+        group="long",
+        trajectory=str(seq),
+    )
+
+
+def long(device: str, tokens: int) -> bool:
+    """Whether a step of two samples of so many tokens fits on a card, or is the same by two context ranks."""
+    if device == "cuda":
+        with tempfile.TemporaryDirectory() as name:
+            trainer, _ = prepared(Path(name), device, "1.7b", checkpointing=True)
+            batch = [one_sample(tokens, trainer.backend.vocabulary, index) for index in range(2)]
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            trainer.train(batch, minibatches=[[0]], version=0)
+            seconds, peak = time.perf_counter() - began, torch.cuda.max_memory_allocated() / 2**30
+            print(f"\n2 samples of {tokens} tokens at 1.7b: {seconds:.1f} s, {peak:.1f} GiB", flush=True)
+        return True
+    state = small_state("qwen3", num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=tokens)
+    batch = [one_sample(tokens, VOCABULARY, index) for index in range(2)]
+    options = {"compute": Compute(checkpointing=True, logits=2**20)}
+    made = []
+    with Ranks(2) as ranks:
+        for layout, world in (("torch:d1", 1), ("torch:c2", 2)):
+            began = time.perf_counter()
+            answer = ranks.run(
+                train_in_cell, world, layout, options, state, policy("grpo", minibatches=1), [batch], tokens
+            )
+            print(
+                f"{layout}: a step of 2 samples of {tokens} tokens in {time.perf_counter() - began:.0f} s", flush=True
+            )
+            made.append(answer[0])
+    (plain_reports, plain), (reports, spread) = made
+    loss, norm = (
+        abs(reports[0].metrics[name] - plain_reports[0].metrics[name]) / max(1.0, abs(plain_reports[0].metrics[name]))
+        for name in ("loss", "grad_norm")
+    )
+    apart = furthest(plain.weights, spread.weights)
+    print(f"c2 against one process: loss {loss:.1e}, gradient norm {norm:.1e}, weights {apart:.1e} apart", flush=True)
+    return loss < 2e-6 and norm < 1e-6 and apart < 5e-5
+
+
+PARTS = {"correctness": correctness, "speed": speed, "profile": profile, "memory": memory, "long": long}
 
 
 def main() -> None:
@@ -239,6 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a long sample")
     chosen = parser.parse_args()
     if chosen.device == "cpu":
         print("no card is used: tiny shapes, which show that each part runs and nothing about speed")
@@ -248,7 +306,8 @@ def main() -> None:
     failed = []
     for name in chosen.parts:
         began = time.perf_counter()
-        if not PARTS[name](chosen.device):
+        part = partial(long, tokens=chosen.tokens) if name == "long" else PARTS[name]
+        if not part(chosen.device):
             failed.append(name)
         print(f"# {name}: {time.perf_counter() - began:.0f} s", flush=True)
     if failed:
