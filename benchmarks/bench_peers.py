@@ -66,14 +66,22 @@ QWEN3: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
+EIGHT: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "small": ("qwen2", SMALL),
     "tiny": ("qwen3", SMALL | {"hidden_size": 96, "head_dim": 16, "intermediate_size": 256, "vocab_size": 512}),
     "0.6b": ("qwen3", QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072}),
     "1.7b": ("qwen3", QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144}),
+    "8b": ("qwen3", QWEN3 | EIGHT),
 }
-"""kind of model and its configuration; of the last two with Qwen's own dimensions"""
-REPLIES = {"0.6b": (6.2, 0.8, 2048), "1.7b": (6.2, 0.8, 2048)}
+"""kind of model and its configuration; of the last three with Qwen's own dimensions"""
+REPLIES = dict.fromkeys(("0.6b", "1.7b", "8b"), (6.2, 0.8, 2048))
 """mean and deviation of the logarithm of a reply's tokens, and the most of them, where not (4.0, 0.9, 512)"""
 PIECE = 1024
 """rows of the packed loop's head at once"""
