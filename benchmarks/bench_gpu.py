@@ -8,8 +8,8 @@
     long          samples of 32,768 tokens with checkpointing: on a card at 1.7b; on a CPU by two context ranks, against
                   one process (--tokens: how long)
 
-    large         not among the parts that run by themselves, since 8b takes minutes to make: a step with an adapter, and
-                  one with the optimizer in main memory
+    large         not among the parts that run by themselves, since 8b takes minutes to make: a step with an adapter,
+                  and one with the optimizer in main memory
 
 It needs neither registry nor engine. `--device cpu` runs each part with tiny shapes, so that what is prepared on a CPU
 runs on a card. Goals: at least .95 of the packed loop and 4 times TRL at 0.6b, MFU of .30 at 1.7b, no default that runs
