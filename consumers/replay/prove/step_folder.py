@@ -39,7 +39,7 @@ _OF_SAMPLE = ("seq", "group", "trajectory", "lineage", "reward", "truncated")
 VERSIONS, RESULT = "versions", "result.json"
 _ENTRY = (
     "policy", "version", "ranks", "layout", "unchanged", "digest", "libraries", "cpu",
-    "config_hash", "code_hash", "metrics", "eta", "config", "models", "device", "threads",
+    "config_hash", "code_hash", "metrics", "eta", "config", "models", "device", "threads", "kernels",
 )  # fmt: skip
 """fields of the ledger entry that a dump keeps"""
 
@@ -178,7 +178,7 @@ def on_record(folder: Path) -> tuple[LedgerEntry, Mapping[str, str], Path]:
     sha256 hex), and the directory to begin with. Raises ProofError for what is no dumped step."""
     about = _description(folder)
     try:
-        entry, files, start = about["entry"], about["files"], folder / VERSIONS / str(about["start"])
+        entry, files, start = {"kernels": {}} | about["entry"], about["files"], folder / VERSIONS / str(about["start"])
         missing = [name for name in _ENTRY if name not in entry]
     except (KeyError, TypeError) as error:
         raise ProofError(f"{folder / STEP} lacks {error}: dump the step again") from error
