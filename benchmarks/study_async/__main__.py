@@ -37,8 +37,8 @@ def answer(arguments: argparse.Namespace) -> str:
         synchronous = synchronous or rule.period
         line = [eta, count, f"{rule.period:.0f}", rule.name, f"{arguments.groups / rule.period:.2f}"]
         if arguments.simulate:
-            versions = Simulation(policy, engines, lengths, constant(arguments.train_s)).run(10 + 3 * eta)
-            line.append(f"{period(versions, 4 + 2 * eta):.0f}")
+            versions = Simulation(policy, engines, lengths, constant(arguments.train_s)).run(10 + 2 * eta)
+            line.append(f"{period(versions, 4 + eta):.0f}")
         lines.append([*line, f"{synchronous / rule.period:.2f}"])
     simulated = ["simulated"] if arguments.simulate else []
     return markdown(["eta", "engines", "s a version", "bound by", "groups/s", *simulated, "eta 0 = 1"], lines)

@@ -81,7 +81,7 @@ class Desk:
 
     def _turn(self, topic: str, name: str, fields: Mapping[str, Any]) -> list[Emit]:
         self._offset += 1
-        record = Record(f"w.{topic}", 0, self._offset, b"k", codec.encode(name, fields), {}, 0)
+        record = Record(f"w.{topic}", 0, self._offset, b"k", codec.encode_by_name(name, fields), {}, 0)
         emits = [emit for _, emit in self._fold.turn([record], None).emits]
         for _ in self._state.changes():
             """Reading them to the end closes the turn."""

@@ -112,7 +112,7 @@ def over_broker(bootstrap: str, batch: int, eta: int, rounds: int = 3, size: int
             try:
                 return groups_per_second(
                     lambda topic, name, record: publisher.publish(
-                        Outgoing(full(topic), b"k", codec.encode(name, record))
+                        Outgoing(full(topic), b"k", codec.encode_by_name(name, record))
                     ),
                     drain,
                     batch,

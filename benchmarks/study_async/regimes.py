@@ -25,7 +25,7 @@ SIGMA = 0.6
 PLACES = 256
 """replies at once in one engine: assumed, more than ever run"""
 SCALE = 4
-"""the study runs a quarter of each regime: a quarter of the prompts, engines and ranks, so that periods stay"""
+"""the study runs a quarter of each regime: a quarter of the prompts, engines and learners, so that periods stay"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Regime:
         return self.synchronous_s - self.training_s
 
     def parts(self) -> tuple[Engines, Learners, Lengths]:
-        """A quarter of its engines and learners. A token's seconds are such that the rule gives the published steps at
-        eta 0 and, for 1.5B, at eta 1 under `soft`; the others keep the ratio of the two."""
+        """A quarter of its engines, and learners as one that is as fast as all. A token's seconds are such that the
+        rule gives the published steps at eta 0 and, for 1.5B, at eta 1 under `soft`; the others keep the ratio of the
+        two."""
         lengths = reply_lengths()
         replies = BATCH * GROUP_SIZE
         group, batch = longest(lengths, GROUP_SIZE), longest(lengths, replies)
@@ -72,11 +73,9 @@ class Regime:
         part = self.generation_s / first.generation_s
         engines = self.nodes * 8 * 3 // 4 // SCALE
         tokens = STEP_TOKENS / SCALE / engines
-        ranks = self.nodes * 8 // 4 // SCALE
-        learner_s = self.training_s * ranks * SCALE / STEP_TOKENS
         return (
             Engines(engines, PLACES, alone * part, crowd * part / tokens),
-            Learners(ranks, learner_s, minibatches=4),
+            Learners(1, self.training_s * SCALE / STEP_TOKENS),
             lengths,
         )
 

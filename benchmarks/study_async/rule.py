@@ -53,7 +53,7 @@ class Bounds:
         """Of all together."""
         largest = max(self.learner, self.engines, self.stragglers)
         parts = (self.learner, self.engines, self.stragglers)
-        return largest * math.fsum((part / largest) ** SHARP for part in parts) ** (1 / SHARP)
+        return largest * float(sum((part / largest) ** SHARP for part in parts) ** (1 / SHARP))
 
     @property
     def name(self) -> str:

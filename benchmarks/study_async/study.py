@@ -38,8 +38,8 @@ DISPATCH = Delays(grant_s=0.0005, resolve_s=0.0005, seal_s=0.1, commit_s=0.1)
 
 def run(policy: Policy, engines: Engines, lengths: Lengths, step: Step, delays: Delays | None = None) -> Row:
     """Seconds a version once the pipeline is full, and the oldest token trained."""
-    versions = Simulation(policy, engines, lengths, step, delays).run(10 + 3 * policy.eta)
-    return {"period": round(period(versions, 4 + 2 * policy.eta), 3), "oldest": oldest(versions)}
+    versions = Simulation(policy, engines, lengths, step, delays).run(10 + 2 * policy.eta)
+    return {"period": round(period(versions, 4 + policy.eta), 3), "oldest": oldest(versions)}
 
 
 def constant(seconds: float) -> Step:

@@ -177,13 +177,17 @@ def test_the_regimes_are_those_of_the_paper() -> None:
     assert first.asynchronous_s * RATES[2] * 1000 == pytest.approx(STEP_TOKENS, rel=0.01)
     for regime in REGIMES:
         engines, learners, lengths = regime.parts()
-        step_s = learners.count and regime.training_s
-        rule = bounds(regime.policy(0), engines, lengths, step_s)
+        policy = regime.policy(0)
+        step_s = study.step_of(policy, learners, lengths)
+        assert step_s == pytest.approx(regime.training_s, rel=0.01)
+        rule = bounds(policy, engines, lengths, step_s)
         assert rule.period == pytest.approx(regime.synchronous_s, rel=0.01)
-        assert regime.policy(0).group_size == GROUP_SIZE
+        assert policy.group_size == GROUP_SIZE
 
 
-def test_service_times_come_out_of_a_log_and_give_its_times_again() -> None:
+def test_service_times_come_out_of_a_log_and_give_its_times_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The log that a run with one place, replies of 2 s and .5 s between them would leave."""
     policy = Policy(2, 1)
     delays = Delays(seal_s=0.25, commit_s=0.125)
@@ -206,7 +210,19 @@ def test_service_times_come_out_of_a_log_and_give_its_times_again() -> None:
     assert set(run.replies.values()) == {2.0}
     assert run.delays == Delays(seal_s=pytest.approx(0.25), commit_s=pytest.approx(0.125))
     assert run.steps == pytest.approx([1, 1, 1])
-    assert next(end for what, real, end in demo.compare(run)) == pytest.approx(versions[-1].end)
+    assert next(end for _, _, end in demo.compare(run)) == pytest.approx(versions[-1].end)
+    (tmp_path / demo.FILE).touch()
+    monkeypatch.setattr(demo, "read", lambda home: log)
+    monkeypatch.setattr(sys, "argv", ["study", "--check", "--home", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.count("yes") == 3
+    log["ledger"][-1] = demo.Logged(99, {"version": 3})  # as if the learners had stood still
+    log["resolutions"][-1] = demo.Logged(98, log["resolutions"][-1].record)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
 
 
 def test_points_are_kept_tabled_and_drawn(
