@@ -147,7 +147,7 @@ def _beside(figures: Callable[[], Row], rule: float) -> Row:
 
 
 def error() -> Iterator[Point]:
-    """The rule against the simulation over a grid that it was not made for alone."""
+    """The rule against the simulation over a grid."""
     for sigma, crowd, step_s, eta, count in itertools.product(
         (0.4, 1.0), (0.0, 0.004), (5, 20, 80), (0, 1, 4), (1, 4, 16)
     ):
