@@ -1,8 +1,9 @@
 """Virtual time against a real run: the short demo's log gives the service times, the simulation its own total.
 
 Of the log are taken: how long each reply kept a place at the worker (from its episode's start to its end, and the mean
-time until a place was used again), how many places there are, what the learners took for each version from when its
-batch was whole, seal's delay from a group's last end to its completion, and dispatch's from a commit to the grants.
+time until a place was used again where a grant was there), how many places there are, what the learners took for each
+version from when its batch was whole, seal's delay from a group's last end to its completion, and dispatch's from a
+commit to the grants.
 What is compared is what these do not say: who waits for whom, and so when each version comes."""
 
 from __future__ import annotations
@@ -91,10 +92,16 @@ def measure(log: dict[str, list[Logged]]) -> Measured:
             groups[group].append((start, ends[attempt]))
     changes = sorted([(start, 1) for start, _ in starts.values()] + [(end, -1) for end in ends.values()])
     places = max(accumulate(change for _, change in changes))
-    # Places are alike: the nth start after the first ones takes the place that the nth end left.
-    later = sorted(start for start, _ in starts.values())[places:]
-    gap = statistics.fmean(start - end for start, end in zip(later, sorted(ends.values()), strict=False))
     complete = {r["group"]: (time, r["ticket"]) for time, r in log["completions"] if r["kind"] == "complete"}
+    grants = {grant["ticket"]: time for time, grant in log["grants"]}
+    # Places are alike: the nth start after the first ones takes the place that the nth end left. One that waits for a
+    # grant is free, and nothing of a reply's.
+    later = sorted((start, group) for start, group in starts.values())[places:]
+    gap = statistics.fmean(
+        start - max(end, grants[complete[group][1]])
+        for (start, group), end in zip(later, sorted(ends.values()), strict=False)
+        if group in complete
+    )
     seal = [time - max(end for _, end in groups[group]) for group, (time, _) in complete.items()]
     whole: dict[int, float] = defaultdict(float)
     for time, resolution in log["resolutions"]:
@@ -155,7 +162,8 @@ def check(home: Path) -> bool:
         raise SystemExit(f"the demo in {home} failed: there is nothing to compare with")
     measured = measure(read(home))
     print(f"{len(measured.replies)} replies, {measured.places} at once, {measured.gap_s:.2f} s between two at a place")
-    return all(_agrees(*row) for row in compare(measured))
+    verdicts = [_agrees(*row) for row in compare(measured)]
+    return all(verdicts)
 
 
 def _agrees(what: str, real_s: float, virtual_s: float) -> bool:

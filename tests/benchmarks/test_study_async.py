@@ -203,8 +203,10 @@ def test_service_times_come_out_of_a_log_and_give_its_times_again(
             log["events"].append(demo.Logged(time, event))
         log["completions"].append(demo.Logged(start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
         log["resolutions"].append(demo.Logged(start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
-    for version, step in enumerate(versions[:2], 1):
-        log["grants"].append(demo.Logged(step.end - 0.5 + 0.125, {"min_version": version}))
+    for ticket in range(6):
+        version = max(0, ticket // 2 - 1)
+        time = versions[version - 1].end - 0.5 + 0.125 if version else 0.0
+        log["grants"].append(demo.Logged(time, {"min_version": version, "ticket": ticket}))
     run = demo.measure(log)
     assert (run.policy, run.places, run.gap_s) == (policy, 1, pytest.approx(0.5))
     assert set(run.replies.values()) == {2.0}
