@@ -74,6 +74,7 @@ HERE = "tests/docs/test_docs.py"
 DEPLOYMENT = "tests/docs/test_deployment.py"
 BENCHMARKS = "tests/docs/test_benchmarks.py"
 FRAMEWORKS = "tests/benchmarks/test_frameworks.py"
+ASYNCHRONY = "tests/benchmarks/test_study_async.py"
 SETUP = "tests/docs/test_setup.py"
 TUTORIAL = "tests/docs/test_tutorial.py"
 TRAINING = "tests/docs/test_training.py"
@@ -136,6 +137,10 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.frameworks": FRAMEWORKS,
     '.venv/bin/python -m benchmarks.frameworks --only LangGraph --only "Codex CLI" --cache downloads': FRAMEWORKS,
     ".venv/bin/python -m benchmarks.frameworks --here": FRAMEWORKS,
+    ".venv/bin/python -m benchmarks.study_async --check": ASYNCHRONY,
+    ".venv/bin/python -m benchmarks.study_async --groups 512 --group-size 16 --generation-s 120 --longest-s 350"
+    " --train-s 190": ASYNCHRONY,
+    ".venv/bin/python -m benchmarks.study_async --out async.jsonl --plot async.svg": ASYNCHRONY,
     ".venv/bin/python -m benchmarks.study_branch": "tests/benchmarks/test_study_branch.py",
     ".venv/bin/python -m benchmarks.study_layouts": "tests/benchmarks/test_study_layouts.py",
     ".venv/bin/python -m benchmarks.study_algorithms": "tests/benchmarks/test_study_algorithms.py",

@@ -1,0 +1,1 @@
+"""What asynchrony buys: `python -m benchmarks.study_async --help`."""

@@ -1,0 +1,94 @@
+"""How long a version takes, and how many engines a learner needs, without a simulation.
+
+B groups of G replies; W tokens a reply in the mean, L the longest of B G (of G under release `soft`); E engines of C
+replies at once, a token every a + c b seconds with c of them; T seconds a step. Seconds between two versions:
+
+    learner     T
+    engines     g = B G W (a / min(C, (eta + 1) B G / E) + b) / E
+    stragglers  (a L + q / 2 + T) / (eta + 1) + b B G W / E     q = a B G W / (C E) where B G > C E, else 0
+
+and together the norm of order SHARP of the three: their largest, and a little more where two are near. Stragglers are
+the price of the bound. What is granted as version v comes must be learned by v + eta, and nothing is granted in
+between, so eta + 1 periods hold the longest reply and a step, and half of the time that engines need to take a batch
+in. Under `soft` nothing waits for one reply; but with (eta + 1) B groups under way each of them, which is over when
+its longest reply is, takes its part of eta + 1 periods all the same (Little's law). For eta = 0 it is the synchronous
+generation + training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import NormalDist
+
+from benchmarks.study_async.simulation import Engines, Lengths, Policy
+
+SHARP = 12
+CELLS = 400
+
+
+@cache
+def longest(lengths: Lengths, count: int) -> float:
+    """Mean of the longest of so many replies, in tokens; of one reply for 1. By its tail: E X is the integral of
+    1 - F(x)^count."""
+    if not lengths.sigma:
+        return min(lengths.mean, lengths.most)
+    centre = math.log(lengths.mean) - lengths.sigma**2 / 2
+    most = min(lengths.most, math.exp(centre + 6 * lengths.sigma))
+    cell = most / CELLS
+    normal = NormalDist(centre, lengths.sigma)
+    return cell * sum(1 - normal.cdf(math.log((number + 0.5) * cell)) ** count for number in range(CELLS))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds a version takes at least, for each of three reasons."""
+
+    learner: float
+    engines: float
+    stragglers: float
+
+    @property
+    def period(self) -> float:
+        """Of all together."""
+        largest = max(self.learner, self.engines, self.stragglers)
+        parts = (self.learner, self.engines, self.stragglers)
+        return largest * float(sum((part / largest) ** SHARP for part in parts) ** (1 / SHARP))
+
+    @property
+    def name(self) -> str:
+        """The largest."""
+        parts = {"learner": self.learner, "engines": self.engines, "stragglers": self.stragglers}
+        return max(parts, key=lambda name: parts[name])
+
+
+def bounds(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) -> Bounds:
+    """The formula above."""
+    replies = policy.batch * policy.group_size
+    share = replies / engines.count
+    work = share * longest(lengths, 1)
+    alone, crowd = work * engines.token_s, work * engines.crowd_s
+    place = engines.concurrency
+    intake = alone / place if share > place else 0.0
+    last = engines.token_s * longest(lengths, policy.group_size if policy.release == "soft" and policy.eta else replies)
+    if not policy.eta:
+        last = max(last, alone / min(place, share) - intake / 2)
+    return Bounds(
+        step_s,
+        alone / min(place, (policy.eta + 1) * share) + crowd,
+        (last + intake / 2 + step_s) / (policy.eta + 1) + crowd,
+    )
+
+
+def engines_for(policy: Policy, engines: Engines, lengths: Lengths, step_s: float, near: float = 1.1) -> int:
+    """The fewest engines with which a version takes at most `near` of what it would with as many as one likes."""
+    count = 1 << 20
+    aim = near * bounds(policy, replace(engines, count=count), lengths, step_s).period
+    low = 1
+    while low < count:
+        middle = (low + count) // 2
+        if bounds(policy, replace(engines, count=middle), lengths, step_s).period <= aim:
+            count = middle
+        else:
+            low = middle + 1
+    return count

@@ -1,0 +1,264 @@
+"""The study of asynchrony in a small form: its loop against closed forms, the optimum and the production runner."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.study_async import demo, rate, study
+from benchmarks.study_async.__main__ import main
+from benchmarks.study_async.desk import POLICY, Desk
+from benchmarks.study_async.optimum import optimum
+from benchmarks.study_async.regimes import GROUP_SIZE, RATES, REGIMES, STEP_TOKENS
+from benchmarks.study_async.rule import bounds, engines_for, longest
+from benchmarks.study_async.simulation import Delays, Engines, Learners, Lengths, Policy, Simulation, period, staleness
+from millrace.streams.dispatch.stage import Dispatch, Terms
+from millrace.testing.world import CALM, World
+from millrace.trainers.batches.allocation import ReadyGroup
+
+small = settings(max_examples=25, deadline=None)
+times_of = st.lists(st.integers(1, 9), min_size=4, max_size=8).filter(lambda times: len(times) % 2 == 0)
+
+
+@small
+@given(times=st.lists(st.integers(1, 50), min_size=6, max_size=6), step_s=st.integers(0, 20))
+def test_eta_zero_is_the_synchronous_closed_form(times: list[int], step_s: int) -> None:
+    real = study.finish(times, slots=2, batch=2, step_s=step_s, eta=0)
+    assert real == pytest.approx(sum(max(times[at : at + 2]) + step_s for at in (0, 2, 4)))
+
+
+@small
+@given(times=times_of, slots=st.integers(1, 2), step_s=st.integers(0, 5), eta=st.integers(0, 2))
+def test_production_never_beats_the_optimum(times: list[int], slots: int, step_s: int, eta: int) -> None:
+    real = study.finish(times, slots, 2, step_s, eta)
+    in_line = optimum(times, slots, 2, step_s, eta, in_line_order=True)
+    assert real >= in_line - 1e-9
+    assert in_line >= optimum(times, slots, 2, step_s, eta)
+
+
+def test_the_optimum_of_an_instance_that_one_can_do_by_hand() -> None:
+    # One place, nothing to overlap but training: 1 + 1, train 4 beside 3, then 3 more (a second task), train 4.
+    assert optimum([1, 1, 3, 3], slots=1, batch=2, training=4, eta=1) == 1 + 1 + 3 + 3 + 4
+    assert optimum([1, 1, 3, 3], slots=1, batch=2, training=4, eta=0) == 1 + 1 + 4 + 3 + 3 + 4
+    # In line order the long ones come first, in separate batches.
+    assert optimum([5, 1, 5, 1], slots=2, batch=2, training=0, eta=0, in_line_order=True) == 10
+    assert optimum([5, 1, 5, 1], slots=2, batch=2, training=0, eta=0) == 6
+
+
+@small
+@given(
+    eta=st.integers(0, 4),
+    batch=st.integers(1, 5),
+    size=st.integers(1, 3),
+    engines=st.integers(1, 4),
+    load_s=st.sampled_from((0.0, 2.0)),
+    seed=st.integers(0, 1000),
+)
+def test_nothing_older_than_eta_is_trained_and_engines_never_harm(
+    eta: int, batch: int, size: int, engines: int, load_s: float, seed: int
+) -> None:
+    fleet = Engines(engines, 4, 1.0, 0.1, load_s)
+    ends = []
+    for one in (fleet, replace(fleet, count=4 * engines)):
+        lengths = Lengths(5, 1.0, 40, seed)
+        versions = Simulation(Policy(batch, eta, size), one, lengths, study.constant(3)).run(8)
+        assert 0 <= staleness(versions) <= eta
+        assert all(step.begin < step.end for step in versions)
+        ends.append(versions[-1].end)
+    assert ends[1] <= ends[0] * 1.05
+
+
+def test_soft_is_faster_than_the_bound_allows() -> None:
+    hard, soft = (
+        Simulation(Policy(8, 1, 1, release), *study.SMALL, study.constant(2)).run(30) for release in ("reserve", "soft")
+    )
+    assert staleness(hard) == 1 < staleness(soft)
+    assert soft[-1].end < hard[-1].end
+
+
+def test_replies_that_share_an_engine_slow_each_other_and_wait_for_weights() -> None:
+    def run(load_s: float) -> list[float]:
+        engines = Engines(1, 2, 1.0, 0.5, load_s)
+        lengths = Lengths(10, 0)
+        return [step.end for step in Simulation(Policy(4, 0), engines, lengths, study.constant(1)).run(2)]
+
+    assert run(0) == pytest.approx([2 * 10 * (1 + 2 * 0.5) + 1, 2 * (2 * 10 * (1 + 2 * 0.5) + 1)])
+    assert run(3)[1] == pytest.approx(run(0)[1] + 3)
+
+
+def test_delays_lie_between_the_roles() -> None:
+    delays = Delays(grant_s=1, resolve_s=2, start_s=10, seal_s=100, commit_s=1000)
+    first, second = Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, study.constant(7), delays).run(2)
+    # Two grants, the second one a second later; its group is complete, and resolved, last.
+    assert first.end == 2 + 10 + 5 + 100 + 2 + 7 + 1  # the first group's resolution ends a second before the second's
+    assert second.end == first.end + 1000 + first.end
+
+
+def test_a_simulation_that_cannot_go_on_says_so() -> None:
+    with pytest.raises(RuntimeError, match="at rest"):
+        Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, study.constant(7), prompts=3).run(2)
+
+
+def test_ranks_share_a_step_as_the_manifest_deals_it() -> None:
+    groups = [ReadyGroup(seq, tokens) for seq, tokens in enumerate((40, 10, 10, 20))]
+    assert Learners(1, 0.5, fixed_s=3).seconds(0, groups) == 3 + 40
+    assert Learners(2, 0.5, fixed_s=3, reduce_s=1).seconds(0, groups) == 3 + 20 + 1
+    assert Learners(2, 0.5, reduce_s=1, minibatches=2).seconds(0, groups) == 20 + 10 + 2
+
+
+def test_the_runner_of_production_orders_as_the_desk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+    turn = Desk._turn
+    monkeypatch.setattr(Desk, "_turn", lambda self, *what: turns.append((what, emits := turn(self, *what))) or emits)
+    Simulation(Policy(3, 2), Engines(2, 2, 1.0), Lengths(5, 1.0), study.constant(4)).run(6)
+    topics = {f"{POLICY}.{name}": 1 for name in (*rate.INPUTS, *rate.OUTPUTS)} | {"decisions": 1, "dlq": 1}
+    terms = Terms(lease=10**15)
+    with World(0, topics, [lambda: Dispatch(POLICY, 1, terms)], workers=1, chances=CALM) as world:
+        for (topic, name, fields), _ in turns:
+            world.send(topic, "k", name, fields)
+            world.drain()
+        for name, topic in (("Grant", "grants"), ("Resolution", "resolutions")):
+            said = [emit.record for _, emits in turns for emit in emits if emit.name == name]
+            written = world.decoded(f"{POLICY}.{topic}")
+            keys = ("ticket", "min_version", "deadline") if name == "Grant" else ("kind", "ticket", "seq", "deadline")
+            assert [[r[key] for key in keys] for r in written] == [[r[key] for key in keys] for r in said]
+            assert len(written) > 18
+
+
+def test_dispatch_orders_groups_in_memory() -> None:
+    assert rate.in_memory(4, 1, rounds=2, size=2) > 0
+
+
+def test_the_longest_of_many() -> None:
+    lengths = Lengths(100, 0.8)
+    assert longest(lengths, 1) == pytest.approx(100, rel=0.01)
+    assert longest(lengths, 1) < longest(lengths, 10) < longest(lengths, 100)
+    assert longest(replace(lengths, most=150), 10_000) == pytest.approx(150, rel=0.01)
+    assert longest(Lengths(7, 0), 50) == 7
+    draws = [max(lengths(ticket, sample) for sample in range(10)) for ticket in range(1000)]
+    assert longest(lengths, 10) == pytest.approx(sum(draws) / 1000, rel=0.05)
+
+
+@small
+@given(
+    eta=st.integers(0, 8),
+    batch=st.integers(1, 600),
+    size=st.integers(1, 16),
+    step_s=st.floats(1, 500),
+    at=st.floats(1, 99),
+)
+def test_the_rule_gives_the_fewest_engines_that_are_near_enough(
+    eta: int, batch: int, size: int, step_s: float, at: float
+) -> None:
+    policy, engines, lengths = Policy(batch, eta, size), Engines(1, 16, 1.0), Lengths(at, 0.8, 4 * at)
+
+    def seconds(count: int) -> float:
+        return bounds(policy, replace(engines, count=count), lengths, step_s).period
+
+    count, best = engines_for(policy, engines, lengths, step_s), seconds(1 << 20)
+    assert seconds(count) <= 1.1 * best
+    assert count == 1 or seconds(count - 1) > 1.1 * best
+
+
+@pytest.mark.parametrize("eta", [0, 1, 4])
+def test_the_rule_is_near_the_simulation(eta: int) -> None:
+    policy, engines, lengths = Policy(16, eta, 4), Engines(4, 8, 0.1, 0.004), Lengths(100, 0.6, 500)
+    versions = Simulation(policy, engines, lengths, study.constant(12)).run(20)
+    assert bounds(policy, engines, lengths, 12).period == pytest.approx(period(versions, 8), rel=0.2)
+
+
+def test_the_regimes_are_those_of_the_paper() -> None:
+    first = REGIMES[0]
+    assert first.asynchronous_s * RATES[2] * 1000 == pytest.approx(STEP_TOKENS, rel=0.01)
+    for regime in REGIMES:
+        engines, learners, lengths = regime.parts()
+        policy = regime.policy(0)
+        step_s = study.step_of(policy, learners, lengths)
+        assert step_s == pytest.approx(regime.training_s, rel=0.01)
+        rule = bounds(policy, engines, lengths, step_s)
+        assert rule.period == pytest.approx(regime.synchronous_s, rel=0.01)
+        assert policy.group_size == GROUP_SIZE
+
+
+def test_service_times_come_out_of_a_log_and_give_its_times_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log that a run with one place, replies of 2 s and .5 s between them would leave."""
+    policy = Policy(2, 1)
+    delays = Delays(seal_s=0.25, commit_s=0.125)
+    versions = Simulation(policy, Engines(1, 1, 1.0), lambda *_: 2.5, study.constant(1), delays).run(3)
+    log: dict[str, list[demo.Logged]] = {name: [] for name in ("events", "grants", "completions", "resolutions")}
+    log["weights"] = [demo.Logged(0, {"batch": 2, "eta": 1, "group_size": 1})]
+    log["ledger"] = [demo.Logged(0, {"version": 0})]
+    log["ledger"] += [demo.Logged(step.end - 0.5, {"version": n}) for n, step in enumerate(versions, 1)]
+    for n in range(6):
+        start, group = 2.5 * n, f"g{n}"
+        for kind, time in (("episode_started", start), ("episode_ended", start + 2)):
+            event = {"kind": kind, "attempt": f"a{n}", "group": group, "event_time": round(time * 1e6)}
+            log["events"].append(demo.Logged(time, event))
+        log["completions"].append(demo.Logged(start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
+        log["resolutions"].append(demo.Logged(start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
+    for ticket in range(6):
+        version = max(0, ticket // 2 - 1)
+        time = versions[version - 1].end - 0.5 + 0.125 if version else 0.0
+        log["grants"].append(demo.Logged(time, {"min_version": version, "ticket": ticket}))
+    run = demo.measure(log)
+    assert (run.policy, run.places, run.gap_s) == (policy, 1, pytest.approx(0.5))
+    assert set(run.replies.values()) == {2.0}
+    assert run.delays == Delays(seal_s=pytest.approx(0.25), commit_s=pytest.approx(0.125))
+    assert run.steps == pytest.approx([1, 1, 1])
+    assert next(end for _, _, end in demo.compare(run)) == pytest.approx(versions[-1].end)
+    (tmp_path / demo.FILE).touch()
+    monkeypatch.setattr(demo, "read", lambda home: log)
+    monkeypatch.setattr(sys, "argv", ["study", "--check", "--home", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.count("yes") == 3
+    log["ledger"][-1] = demo.Logged(99, {"version": 3})  # as if the learners had stood still
+    log["resolutions"][-1] = demo.Logged(98, log["resolutions"][-1].record)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+
+
+def test_points_are_kept_tabled_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs.jsonl"
+
+    def points() -> study.Iterator[study.Point]:
+        for release in ("reserve", "soft"):
+            for eta in study.ETAS:
+                yield (
+                    {"release": release, "step_s": 2, "eta": eta},
+                    lambda eta=eta: {"period": 8 / (eta + 1), "oldest": eta},
+                )
+
+    monkeypatch.setitem(study.TABLES, "small", points)
+    monkeypatch.setattr(sys, "argv", ["study", "--out", str(out), "--tables", "small"])
+    main()
+    first = out.read_text()
+    assert first.count("\n") == 10
+    main()
+    assert out.read_text() == first
+    assert "| reserve | 2 | 1.00 (0) | 2.00 (1) | 3.00 (2) | 5.00 (4) | 9.00 (8) |" in capsys.readouterr().out
+
+
+def test_it_answers_for_numbers_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = "--groups 8 --group-size 2 --generation-s 10 --train-s 30 --concurrency 4 --simulate"
+    monkeypatch.setattr(sys, "argv", ["study", *flags.split()])
+    main()
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["0", "1", "2", "4", "8"]
+    assert all(float(row[2]) == pytest.approx(float(row[5]), rel=0.25) for row in rows)
+    monkeypatch.setattr(sys, "argv", ["study"])
+    with pytest.raises(SystemExit):
+        main()
