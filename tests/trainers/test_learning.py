@@ -48,7 +48,7 @@ class FormerGrpo(TokenAlgorithm):
     ) -> Weights:
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for sample in sorted(samples, key=lambda s: (s.group, s.trajectory)):
-            if sample.reward is not None:
+            if sample.reward is not None and (oldest is None or (sample.versions[sample.mask != 0] >= oldest).any()):
                 groups[sample.group][sample.trajectory] = sample.reward
         advantages: dict[str, float] = {}
         for rewards in groups.values():
@@ -125,9 +125,7 @@ def test_the_report_counts() -> None:
     made = trainer(policy("grpo"))
     report = train_share(made, silent, 0, 1, version=10, oldest=9)
     ages = [10 - int(v) for s in samples for v in s.versions[s.mask != 0]]
-    masked = sum(
-        1 for s in silent for m, v in zip(s.mask, s.versions, strict=True) if m and (v < 9 or s.reward is None)
-    )
+    masked = sum(1 for s in silent for m, v in zip(s.mask, s.versions, strict=True) if m and v < 9)
     rewards = {s.trajectory: s.reward for s in silent if s.reward is not None}
     assert report.metrics["tokens_trainable"] == sum(s.trainable for s in samples)
     assert report.masked_tokens == masked

@@ -39,7 +39,9 @@ class Knobs:
     reward_scale: float = 1.0  # multiplies rewards then
     reward_clip: float = math.inf  # rewards are clipped to plus and minus this
     reward_norm: Norm | None = None  # normalises rewards, over trajectories
-    mask_truncated: bool = False  # a reply that was cut off earns no outcome
+    mask_truncated: bool = False  # a reply that was cut off takes no part: not in the loss, nor in any mean, deviation
+    # or count (DAPO's overlong filtering). With bootstrap_truncated it trains, on what the critic says instead of its
+    # reward, which is in no mean
     kl_coef: float = 0.0  # KL to the reference, in the reward of each token
     kl_estimator: Estimator = "k1"  # how the KLs to the reference are estimated
 
@@ -170,6 +172,17 @@ class Knobs:
     def high(self) -> float:
         """The upper clip in force."""
         return self.clip_low if self.clip_high is None else self.clip_high
+
+    @property
+    def leaves_truncated(self) -> bool:
+        """Whether replies that were cut off are out of the batch."""
+        return self.mask_truncated and not self.bootstrap_truncated
+
+    @property
+    def compares_in_groups(self) -> bool:
+        """Whether a group of equal rewards has nothing to compare: a critic compares by itself what it has."""
+        norms = (self.reward_norm, None if self.critic else self.advantage_norm)
+        return any(norm is not None and norm.by_group for norm in norms)
 
     @property
     def needs_proximal(self) -> bool:

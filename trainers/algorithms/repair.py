@@ -29,8 +29,7 @@ from typing import Literal
 import torch
 
 from millrace.trainers.algorithms import kl
-from millrace.trainers.algorithms.aggregation import sample_sums
-from millrace.trainers.batches.packing import MicroBatch
+from millrace.trainers.algorithms.aggregation import TokenOwners, sample_sums
 from millrace.trainers.errors import BadConfiguration
 
 CHOICES = {
@@ -90,7 +89,7 @@ def log_ratio(proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
 
 
 def repair(
-    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection | None, batch: MicroBatch
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection | None, batch: TokenOwners
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights float[M], and `keep` less what is rejected."""
     d = log_ratio(proximal, behaviour)
@@ -112,7 +111,7 @@ def repair(
 
 
 def clamp_marks(
-    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: MicroBatch
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: TokenOwners
 ) -> torch.Tensor:
     """1.0 where a rule whose action is clamp changes a token's weight, float[M]."""
     log_weight = log_ratio(proximal, behaviour)
@@ -133,7 +132,7 @@ def _measure(d: torch.Tensor, behaviour: torch.Tensor, rule: Rejection) -> torch
             return kl.estimate(rule.metric.removeprefix("kl_"), d, torch.zeros_like(d))
 
 
-def _by_sample(values: torch.Tensor, keep: torch.Tensor, agg: str, batch: MicroBatch) -> torch.Tensor:
+def _by_sample(values: torch.Tensor, keep: torch.Tensor, agg: str, batch: TokenOwners) -> torch.Tensor:
     """float[M] -> float[S] over the tokens that are kept; 0 where there are none."""
     if agg == "max":
         lowest = torch.where(keep > 0, values, -torch.inf)

@@ -121,10 +121,12 @@ SYMBOLS = {
     "r": "reward of a trajectory",
     "t": "a trainable token of a sample; t + 1 is the next one that is trainable",
     "n": "trainable tokens of the reply; of several lineages, the longest one's",
-    "sum_G, mean_G, std_G": "over the rewards of the group; std divides by their number less 1; one alone gives 0",
-    "n_G": "rewards of the group",
-    "std_B": "over the rewards of the batch; std divides by their number less 1",
-    "mean_T, std_T": "over the tokens of the batch that keep_t keeps; std divides by their number less 1",
+    "sum_G, mean_G, std_G": "over the rewards of the group that [count](#normalisation); std divides by their number "
+    "less 1; where all are equal, or one is alone, r and A_t are 0",
+    "n_G": "rewards of the group that count",
+    "std_B": "over the rewards of all groups whose rewards differ; std divides by their number less 1",
+    "mean_T, std_T": "over the tokens of the batch that keep_t keeps, without those of groups of equal rewards where "
+    "r is compared with mean_G; std divides by their number less 1",
     "mean_i": "over the tokens of sample i that keep_t keeps",
     "A_t": "advantage of token t: above 0, it shall get likelier",
     "u_t": "how much likelier token t became",

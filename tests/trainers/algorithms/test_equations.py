@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.base import Algorithm, Scores
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
-from tests.trainers.algorithms.equations import SYMBOLS, Equation
+from tests.trainers.algorithms.equations import INSIDE, NEAR, SYMBOLS, Equation
 from tests.trainers.algorithms.table import PAGES
 from tests.trainers.algorithms.weighing import current, draw_scores, weighed
 
@@ -72,8 +72,8 @@ def of_sample(e: Values, values: torch.Tensor) -> torch.Tensor:
 
 
 def normed(e: Values, values: torch.Tensor) -> torch.Tensor:
-    kept = values[e.keep > 0]
-    return (values - kept.mean()) / (kept.std() + e.k.advantage_norm.eps)
+    kept = values[e.part]
+    return torch.where(e.part, (values - kept.mean()) / (kept.std() + e.k.advantage_norm.eps), 0.0)
 
 
 def clipped(e: Values, u: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,9 @@ RULES: dict[str, Callable[[Values], Any]] = {
     ),
     "r - mean_G r": lambda e: e.r - of_group(e, torch.mean),
     "r - (sum_G r - r) / (n_G - 1)": lambda e: e.r - (of_group(e, torch.sum) - e.r) / (of_group(e, len) - 1),
-    "(r - mean_G r) / (std_B r + eps)": lambda e: (e.r - of_group(e, torch.mean)) / (e.r.std() + e.k.reward_norm.eps),
+    "(r - mean_G r) / (std_B r + eps)": lambda e: (
+        (e.r - of_group(e, torch.mean)) / (e.r[e.teaches].std() + e.k.reward_norm.eps)
+    ),
     "[t is last] r - keep_t kl_coef clip(behav_t - ref_t, -10, 10)": lambda e: (
         e.last * e.r[e.at] - e.keep * e.k.kl_coef * (e.behav - e.ref).clamp(-10, 10)
     ),
@@ -225,6 +227,15 @@ def batch_of(name: str) -> list[Sample]:
     return [replace(s, reward=None if s.trajectory == "2.1" else 1.0 if s.seq == 3 else s.reward) for s in samples]
 
 
+def pulls(kind: Algorithm, sample: Sample, scores: Scores) -> torch.Tensor:
+    """Which of its tokens are fresh, and inside the bounds of icepop and kpop."""
+    prox, behav = (torch.from_numpy(x).double() for x in (scores[PROXIMAL][sample], sample.logprobs[sample.mask != 0]))
+    e = Values(k=getattr(kind, "knobs", kind), prox=prox, behav=behav, w_t=(prox - behav).exp())
+    inside = [RULES[line.text](e) > 0 for line in EQUATIONS.get(kind.name, ()) if line in (INSIDE, NEAR)]
+    fresh = torch.from_numpy(sample.versions[sample.mask != 0] >= 0)
+    return torch.stack([fresh, *inside]).all(0)
+
+
 def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     """What the symbols stand for, from the samples alone; tokens in the order of the batch."""
     members, scores = batch.members, draw_scores(samples)
@@ -233,8 +244,11 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     earned: dict[str, tuple[float, int]] = {}
     for s in members:
         longest[s.trajectory] = max(longest.get(s.trajectory, 0), s.trainable)
-        if s.reward is not None:
+        if s.reward is not None and pulls(kind, s, scores).any():
             earned[s.trajectory] = s.reward, s.seq
+    unequal = {seq for seq in range(5) if len({reward for reward, of in earned.values() if of == seq}) > 1}
+    k = getattr(kind, "knobs", kind)
+    in_groups = getattr(k, "reward_norm", None) is not None
     place = {trajectory: index for index, trajectory in enumerate(earned)}
     rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr"}
 
@@ -248,14 +262,17 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     draw = torch.Generator().manual_seed(0)
     student, tutor = (torch.randn(sum(sizes), 7, generator=draw, dtype=torch.float64) for _ in range(2))
     known = flat(lambda m: m.trajectory in place).double() if rewarded else 1.0
+    keep = (versions >= 0).double() * known
     return Pass(
-        k=getattr(kind, "knobs", kind),
+        k=k,
         batch=batch,
         samples=len(members),
         owner=torch.arange(len(members)).repeat_interleave(torch.tensor(sizes)),
         last=torch.cat([torch.arange(n) == n - 1 for n in sizes]),
         at=flat(lambda m: place.get(m.trajectory, 0)),
-        keep=(versions >= 0).double() * known,
+        keep=keep,
+        part=(keep > 0) & flat(lambda m: pulls(kind, m, scores).any() and (m.seq in unequal or not in_groups)),
+        teaches=torch.tensor([seq in unequal for _, seq in earned.values()]),
         r=torch.tensor([reward for reward, _ in earned.values()]).double(),
         group=torch.tensor([seq for _, seq in earned.values()]),
         n=torch.tensor([longest[trajectory] for trajectory in earned]).double(),
