@@ -30,8 +30,9 @@ class Knobs:
     # of them is counted. For DAPO's batch of fixed size set `[policy] dynamic_sampling`, which has others instead
 
     # ---- rewards
-    overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised; 0: none is
-    overlong_factor: float = 1.0  # the penalty at the limit
+    overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised: of a trajectory the
+    # longest one; 0: none is
+    overlong_factor: float = 1.0  # the penalty at the limit and beyond it
     max_new_tokens: int = 1024  # the limit of a reply, for the overlong penalty and aggregation = constant
     reward_model_coef: float = 0.0  # weight of a held reward model's score in the reward of a trajectory
     recorded_coef: float = 1.0  # weight of the recorded reward beside it; 0: the reward model alone

@@ -197,10 +197,11 @@ class PolicyGradient(TokenAlgorithm):
         groups = [group for group, _ in trajectories]
         rewards = np.array([reward_table[key] for key in trajectories], np.float64)
         if k.overlong_tokens:
-            longest: dict[str, int] = {}
-            for sample in in_order:
-                longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
-            sizes = np.array([longest[trajectory] for _, trajectory in trajectories], np.float64)
+            longest = dict.fromkeys(trajectories, 0)
+            for s in in_order:
+                if (key := (s.group, s.trajectory)) in longest:
+                    longest[key] = max(longest[key], adv.longest_reply(s.mask))
+            sizes = np.array(list(longest.values()), np.float64)
             rewards = rewards + adv.overlong_penalty(
                 sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
             )

@@ -34,7 +34,7 @@ UNEQUAL = EquationLine(
 )
 OVERLONG = EquationLine(
     "r",
-    "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)",
+    "r + overlong_factor clip((max_new_tokens - overlong_tokens - n) / overlong_tokens, -1, 0)",
     ("overlong_tokens", "overlong_factor", "max_new_tokens"),
 )
 GROUP_NORM = EquationLine("r", "(r - mean_G r) / (std_G r + eps)", _REWARD)
@@ -120,7 +120,7 @@ CRITIC_LOSS = EquationLine(
 SYMBOLS = {
     "r": "reward of a trajectory",
     "t": "a trainable token of a sample; t + 1 is the next one that is trainable",
-    "n": "trainable tokens of the reply; of several lineages, the longest one's",
+    "n": "tokens of the longest reply of the trajectory: trainable ones without another between them",
     "sum_G, mean_G, std_G": "over the rewards of the group that [count](#normalisation); std divides by their number "
     "less 1; where all are equal, or one is alone, r and A_t are 0",
     "n_G": "rewards of the group that count",

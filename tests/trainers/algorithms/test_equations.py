@@ -24,7 +24,7 @@ Values = SimpleNamespace
 EQUATIONS: dict[str, Equation] = {name: page.equation for name, page in PAGES.items()}
 CLAMP = {"rejection": {"action": "clamp", "upper": 1.1}}
 BITING: dict[str, dict[str, Any]] = {
-    "dapo": {"max_new_tokens": 10, "overlong_tokens": 6},
+    "dapo": {"max_new_tokens": 7, "overlong_tokens": 5},
     "ppo": {"discount": 0.9, "gae_lambda": 0.8},
     "reinforce++": {"kl_coef": 0.5, "discount": 0.9},
     "reinforce++-baseline": {"kl_coef": 0.5, "gae_lambda": 0.8},
@@ -103,9 +103,9 @@ def replies(values: Callable[[int], torch.Tensor]) -> dict[str, torch.Tensor]:
 
 RULES: dict[str, Callable[[Values], Any]] = {
     "the groups whose recorded r are not all equal": lambda e: None,
-    "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)": lambda e: (
+    "r + overlong_factor clip((max_new_tokens - overlong_tokens - n) / overlong_tokens, -1, 0)": lambda e: (
         e.r
-        + (e.k.overlong_factor * (e.k.max_new_tokens - e.k.overlong_tokens - e.n) / e.k.overlong_tokens).clamp(max=0)
+        + e.k.overlong_factor * ((e.k.max_new_tokens - e.k.overlong_tokens - e.n) / e.k.overlong_tokens).clamp(-1, 0)
     ),
     "(r - mean_G r) / (std_G r + eps)": lambda e: (
         (e.r - of_group(e, torch.mean)) / (of_group(e, torch.std) + e.k.reward_norm.eps)
@@ -243,7 +243,8 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     longest: dict[str, int] = {}
     earned: dict[str, tuple[float, int]] = {}
     for s in members:
-        longest[s.trajectory] = max(longest.get(s.trajectory, 0), s.trainable)
+        replies = "".join(map(str, s.mask.tolist())).split("0")
+        longest[s.trajectory] = max(longest.get(s.trajectory, 0), *map(len, replies))
         if s.reward is not None and pulls(kind, s, scores).any():
             earned[s.trajectory] = s.reward, s.seq
     unequal = {seq for seq in range(5) if len({reward for reward, of in earned.values() if of == seq}) > 1}

@@ -121,8 +121,8 @@ def test_a_cut_off_reply_that_is_bootstrapped_trains_and_is_in_no_mean_of_reward
 def test_a_group_of_failures_pulls_nowhere_beside_one_with_signal(name: str, failure: float) -> None:
     """One group with signal, whose failures are long, beside one where all failed."""
     kind = policy(name, dynamic_sampling=False)
-    failures = [replace(reply(f"{i}", failure, 20, seq=1)) for i in range(4)]
-    failures[0] = replace(failures[0], reward=failure + 1e-17 if failure else 0.0)
+    failures = [reply(f"{i}", failure, 20, seq=1) for i in range(4)]
+    failures[0] = replace(failures[0], reward=float(np.nextafter(failure, 1.0)) if failure else 0.0)
     found = advantages(kind, [*RIGHT, *WRONG, *failures])
     assert [found[s] for s in failures] == [0.0] * 4
     assert {s: found[s] for s in (*RIGHT, *WRONG)} == advantages(kind, [*RIGHT, *WRONG])
