@@ -73,7 +73,8 @@ class Knobs:
     decoupled: bool = False  # clip around the proximal policy, weigh by its ratio to the behaviour policy
     proximal: Method = "recompute"  # decoupled: how the proximal policy is found
     proximal_lag: int = 0  # approximations: how many versions before the batch's own the proximal policy lies
-    rejection: Rejection | None = None  # decoupled: what becomes of weights that are far off
+    rejection: Rejection | None = None  # decoupled: what becomes of weights that are far off: a table with level,
+    # action, metric, agg, upper, lower, weights
     m2_threshold: float | None = None  # M2PO: bound on the second moment of the log-ratio
 
     # ---- the critic
