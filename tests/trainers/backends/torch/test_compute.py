@@ -168,11 +168,6 @@ def test_checkpointed_layers_keep_their_inputs_alone() -> None:
     assert kept[True] < kept[False] / 4
 
 
-def test_dropout_repeats_in_checkpointed_layers() -> None:
-    state = small_state(attention_dropout=0.3)
-    assert_close(trained(Compute(checkpointing=True), Sft(), state), trained(Compute(), Sft(), state))
-
-
 def test_bf16_keeps_masters_moments_and_loss_in_fp32() -> None:
     plain, narrow = (trained(Compute(bf16=on), policy("grpo"), steps=4) for on in (False, True))
     state = narrow[1]
