@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
@@ -83,6 +85,41 @@ def test_what_a_template_writes_after_the_end_token_does_not_train(model: Path, 
     text = tokenizer.convert_ids_to_tokens(tokens)
     assert text == ["f", "1", "<eos>", "=", "a", "2", "<eos>", "="]
     assert mask == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("ends", [None, 31, [7, 31]])
+@pytest.mark.parametrize("close", ["<turn>\\n", "<turn>", "<turn> \\n\\n"])
+def test_the_newline_behind_an_end_of_turn_does_not_train(close: str, ends: Any, model: Path, tmp_path: Path) -> None:
+    """As Gemma's templates write it: the end of a turn is a special token, and not the one that ends a text."""
+    core = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate("ufa12\n ")}, merges=[]))
+    core.add_special_tokens(["<eos>", "<turn>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + m['content'] + '" + close + "' }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    tokenizer.save_pretrained(str(tmp_path))
+    if ends is not None:
+        turn = tokenizer.convert_tokens_to_ids("<turn>")
+        ids = [turn if one == 31 else one for one in ends] if isinstance(ends, list) else turn
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    row = {"messages": [USER, REPLY, USER, {"role": "assistant", "content": "1\n"}]}
+    ((tokens, mask),) = items(row, demonstration, Encoder(tmp_path))
+    words = tokenizer.convert_ids_to_tokens(tokens)
+    blank = close.removeprefix("<turn>").replace("\\n", "\n")
+    prompt, template = ["u", "2", "1", "<turn>", *blank, "a"], list(blank)
+    assert words == [*prompt, "1", "2", "<turn>", *template, *prompt, "1", "\n", "<turn>", *template]
+    marks = [
+        (prompt, 0),
+        ("12", 1),
+        (["<turn>"], 1),
+        (template, 0),
+        (prompt, 0),
+        ("1\n", 1),
+        (["<turn>"], 1),
+        (template, 0),
+    ]
+    assert mask == [bit for part, bit in marks for _ in part]
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused(model: Path, tmp_path: Path) -> None:
