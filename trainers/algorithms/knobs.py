@@ -56,12 +56,15 @@ class Knobs:
     # ---- the loss
     objective: Objective = "clip"  # how a ratio becomes a loss
     ratio_level: Literal["token", "sequence"] = "token"  # sequence: one ratio a sample, as in GSPO
-    clip_low: float = 0.2  # ratios count down to 1 - this
-    clip_high: float | None = None  # ratios count up to 1 + this; none: as clip_low
+    clip_low: float = 0.2  # ratios count down to 1 - this; gmpo: their logarithms down to minus this
+    clip_high: float | None = None  # ratios count up to 1 + this; gmpo: their logarithms up to this; none: as clip_low
     dual_clip: float | None = None  # bounds the loss of negative advantages to this times their size
     sapo_tau_pos: float = 1.0  # steepness of SAPO's gate, positive advantages
     sapo_tau_neg: float = 1.05  # steepness of SAPO's gate, negative advantages
     kl_loss_coef: float = 0.0  # KL to the reference, in the loss: of kl_estimator k2 or k3
+    entropy_coef: float = (
+        0.0  # entropy of the policy at each token, taken off the loss: keeps it from being sure too soon
+    )
     aggregation: Aggregation = "token"  # how tokens make the loss of a minibatch: token, sequence or constant
 
     # ---- a teacher
@@ -95,6 +98,7 @@ class Knobs:
             "overlong_factor",
             "kl_coef",
             "kl_loss_coef",
+            "entropy_coef",
             "proximal_lag",
             "teacher_coef",
             "rl_coef",
@@ -138,7 +142,9 @@ class Knobs:
                 self.clip_high is not None and self.clip_high > 0,
                 "cispo bounds ratios from above: set clip_high above 0, such as 4 (eps_clip_higher)",
             )
-            _require(self.ratio_level == "token", "cispo weighs tokens: set ratio_level = token")
+        if self.objective in ("cispo", "gmpo"):
+            why = "cispo weighs tokens" if self.objective == "cispo" else "gmpo clips tokens, then takes their mean"
+            _require(self.ratio_level == "token", f"{why}: set ratio_level = token")
         _require(
             self.objective != "sapo" or not self.decoupled,
             "sapo takes the ratio to the policy that sampled: set decoupled = false",

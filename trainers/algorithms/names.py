@@ -32,6 +32,7 @@ NEW_NAMES = {
     "gae_timestep_unit": "gae_unit",
     "rl_loss_weight": "rl_coef",
     "distill_loss_weight": "teacher_coef",
+    "entropy_coeff": "entropy_coef",
     "dynamic_bs": "dynamic_sampling",
 }
 """Theirs -> ours."""
@@ -68,7 +69,7 @@ SWITCHES: dict[str, tuple[bool, str, str | int]] = {
 PAIRS = frozenset({"dpo", "ipo", "reward-model"})
 """Algorithms that learn from two replies to one prompt, of which one was chosen: their groups have two samples."""
 
-VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
+VALUES = {"proximal": {"reuse_train_logp": "reuse"}, "objective": {"geo_mean": "gmpo"}}
 """Knob here -> their values of it -> ours."""
 
 

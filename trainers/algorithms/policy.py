@@ -30,7 +30,14 @@ from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgo
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.masks import fresh, second_moment
 from millrace.trainers.algorithms.normalisation import Reduce, alone, differs_in_group, normalise
-from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
+from millrace.trainers.algorithms.policy_loss import (
+    cispo,
+    clipped_surrogate,
+    gmpo,
+    sapo,
+    sequence_advantages,
+    sequence_ratio,
+)
 from millrace.trainers.algorithms.repair import clamp_marks, repair
 from millrace.trainers.algorithms.rewards import RewardTable, mix_rewards, recorded_rewards
 from millrace.trainers.algorithms.value_loss import ValueLoss
@@ -92,7 +99,11 @@ class PolicyGradient(TokenAlgorithm):
 
     @property
     def pulls(self) -> bool:
-        return self.knobs.teacher_coef == 0 and self.knobs.kl_loss_coef == 0
+        return self.knobs.teacher_coef == self.knobs.kl_loss_coef == self.knobs.entropy_coef == 0
+
+    @property
+    def entropy_learns(self) -> bool:
+        return self.knobs.entropy_coef > 0
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -253,12 +264,14 @@ class PolicyGradient(TokenAlgorithm):
             weight, keep = repair(old_logprobs, batch.behaviour, keep, k.rejection, batch)
             weight = torch.where(keep > 0, weight, 0.0)
         ratio, advantages = torch.exp(logprobs - old_logprobs), batch.advantages
-        if k.ratio_level == "sequence":
+        if k.ratio_level == "sequence" or k.objective == "gmpo":
             ratio = sequence_ratio(logprobs - old_logprobs, batch.keep, batch)
             advantages = sequence_advantages(advantages, batch.keep, batch)
         is_clipped = torch.zeros_like(ratio, dtype=torch.bool)
         if k.objective == "clip":
             losses, is_clipped = clipped_surrogate(ratio, advantages, k.clip_low, k.high, k.dual_clip)
+        elif k.objective == "gmpo":
+            losses, is_clipped = gmpo(logprobs - old_logprobs, advantages, k.clip_low, k.high, batch.keep, batch)
         elif k.objective == "sapo":
             losses = sapo(ratio, advantages, k.sapo_tau_pos, k.sapo_tau_neg)
         else:
@@ -271,6 +284,8 @@ class PolicyGradient(TokenAlgorithm):
         if k.kl_loss_coef > 0:
             gap = kl.estimate(k.kl_estimator, logprobs, batch.column(REFERENCE))
             losses = losses + k.kl_loss_coef * gap
+        if k.entropy_coef > 0:
+            losses = losses - k.entropy_coef * torch.where(keep > 0, entropy, 0.0)
         loss = aggregate(k.aggregation, losses, keep, batch)
         with torch.no_grad():
             distance = logprobs.detach() - batch.behaviour

@@ -93,7 +93,7 @@ SECOND_MOMENT = EquationLine(
 # ---- losses
 
 _CLIP = ("objective", "clip_low", "clip_high", "dual_clip")
-_SUM = ("aggregation", "minibatches", "kl_loss_coef")
+_SUM = ("aggregation", "minibatches", "kl_loss_coef", "entropy_coef")
 CLIP = EquationLine("L_t", "-min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t)", _CLIP)
 SAMPLE_CLIP = EquationLine("L_t", "-min(u_i A_i, clip(u_i, 1 - clip_low, 1 + clip_high) A_i)", _CLIP)
 GATE = EquationLine("L_t", "-(4 / tau) sigmoid(tau (u_t - 1)) A_t", ("objective",))
@@ -103,6 +103,13 @@ BOUNDED = EquationLine(
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t",
     ("objective", "clip_low", "clip_high"),
 )
+NEAR_LOG = EquationLine(
+    "d_t",
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))",
+    ("clip_low", "clip_high", "recompute"),
+)
+GEOMETRIC = EquationLine("L_i", "-exp(mean_i d_t) A_i", ("objective",))
+SAMPLE_MEAN_LOSS = EquationLine("loss", "sum_i (sum_{t in i} keep_t / n_i) L_i / S", ("aggregation", "minibatches"))
 TAUGHT = EquationLine("T_t", "u_t (stopgrad(logp_t) - teacher_t)", ("teacher_coef",))
 LOSS = EquationLine("loss", "sum_t keep_t L_t / N", _SUM)
 SAMPLE_LOSS = LOSS._replace(note="long samples count by their tokens")
@@ -128,6 +135,7 @@ SYMBOLS = {
     "mean_T, std_T": "over the tokens of the batch that keep_t keeps, without those of groups of equal rewards where "
     "r is compared with mean_G; std divides by their number less 1",
     "mean_i": "over the tokens of sample i that keep_t keeps",
+    "n_i, S": "trainable tokens of sample i, kept or not; samples of the minibatch",
     "A_t": "advantage of token t: above 0, it shall get likelier",
     "u_t": "how much likelier token t became",
     "w_t": "weight of token t: repairs that another policy drew it, or says how good its reply was",

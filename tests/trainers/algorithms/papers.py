@@ -37,6 +37,7 @@ SOURCES: Mapping[str, tuple[Publication, ...]] = {
     "gspo": (_arxiv("Group Sequence Policy Optimization", "2507.18071"),),
     "sapo": (_arxiv("Soft Adaptive Policy Optimization", "2511.20347"),),
     "cispo": (_arxiv("MiniMax-M1", "2506.13585"),),
+    "gmpo": (_arxiv("Geometric-Mean Policy Optimization", "2507.20673"),),
     "m2po": (_arxiv("Prosperity before Collapse", "2510.01161"),),
     "decoupled": (DECOUPLED, AREAL),
     "decoupled-loglinear": (_arxiv("A-3PO", "2512.06547"), DECOUPLED),

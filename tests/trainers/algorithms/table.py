@@ -85,6 +85,11 @@ PAGES: dict[str, AlgorithmPage] = {
         "ratios",
         (*GROUPED_REWARDS, eq.RATIO, eq.BOUNDED, eq.LOSS),
     ),
+    "gmpo": AlgorithmPage(
+        "Single tokens with large ratios make updates jump; replies of one prompt have like lengths.",
+        "ratios",
+        (eq.GROUP_NORM, eq.OUTCOME, eq.SAMPLE_ADVANTAGE, eq.NEAR_LOG, eq.GEOMETRIC, eq.SAMPLE_MEAN_LOSS),
+    ),
     "m2po": AlgorithmPage(
         "Samples are many versions old.",
         "off-policy",

@@ -156,6 +156,17 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t": lambda e: (
         -e.u_t.clamp(1 - e.k.clip_low, 1 + e.k.high).detach() * e.A_t * e.logp
     ),
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))": lambda e: (
+        e.A_i.sign()
+        * torch.minimum(
+            e.A_i.sign() * (e.logp - e.behav),
+            (e.A_i.sign() * (e.logp - e.behav)).clamp(-e.k.clip_low, e.k.high),
+        )
+    ),
+    "-exp(mean_i d_t) A_i": lambda e: -of_sample(e, e.d_t).exp() * e.A_i,
+    "sum_i (sum_{t in i} keep_t / n_i) L_i / S": lambda e: (
+        (e.keep * e.L_i / torch.bincount(e.owner)[e.owner]).sum() / e.samples
+    ),
     "u_t (stopgrad(logp_t) - teacher_t)": lambda e: e.u_t * (e.logp.detach() - e.teacher),
     "sum_t keep_t L_t / N": lambda e: (e.keep * e.L_t).sum() / e.N,
     "sum_t keep_t w_t L_t / N": lambda e: (e.keep * e.w_t * e.L_t).sum() / e.N,
@@ -204,7 +215,7 @@ KEPT = {"batch": "accepted", "p_v, q_v": "pq", "prox_t": "prox"}
 class Pass(SimpleNamespace):
     """A forward pass whose outputs are given."""
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         return self.logp, torch.zeros_like(self.logp)
 
     def values(self) -> torch.Tensor:

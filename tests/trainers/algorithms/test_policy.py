@@ -36,6 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sample masks": {"preset": "decoupled", "rejection": {"level": "sequence", "upper": 1.1, "lower": 0.9}},
     "linear": {"preset": "decoupled", "proximal": "linear", "proximal_lag": 1},
     "compared": {"preset": "decoupled", "proximal": "metrics"},
+    "decoupled gmpo": {"preset": "gmpo", "decoupled": True, "rejection": {"level": "sequence", "weights": "token"}},
+    "entropy bonus": {"preset": "grpo", "entropy_coef": 0.1},
     "teacher alone": {"preset": "distill-on-policy", "rl_coef": 0.0},
     "recomputed": {"preset": "gspo", "recompute": True, "mask_truncated": True},
 }
@@ -204,6 +206,22 @@ def test_dynamic_sampling_leaves_out_what_teaches_nothing() -> None:
     equal = [replace(s, reward=1.0) if s.seq in (1, 2) else s for s in samples]
     assert {s.seq for s in policy("dapo").accept(equal)} == {0, 3}
     assert {s.seq for s in policy("grpo").accept(equal)} == {0, 1, 2, 3}
+
+
+def test_the_entropy_bonus_takes_each_entropy_off_the_loss() -> None:
+    samples = random_samples(0, version=1)
+    plain, bonus = policy("grpo"), policy("grpo", entropy_coef=0.3)
+    assert (plain.entropy_learns, bonus.entropy_learns, bonus.pulls) == (False, True, False)
+    batch = weighed(bonus, samples, oldest=0)
+    logp = current(batch)
+    entropy = torch.rand(batch.trainable, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    entropy = torch.where(batch.keep > 0, entropy, torch.inf).requires_grad_()
+    loss, _ = bonus.loss(logp, entropy, batch)
+    without, _ = plain.loss(logp, entropy.detach(), batch)
+    kept = entropy.detach()[batch.keep > 0]
+    assert float(loss.detach()) == pytest.approx(float(without) - 0.3 * float(kept.sum()), rel=1e-9)
+    (gradient,) = torch.autograd.grad(loss, entropy)
+    torch.testing.assert_close(gradient, -0.3 * batch.keep)
 
 
 def test_missing_scores_are_refused() -> None:
