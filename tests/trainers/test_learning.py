@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.algorithms.registry import algorithm, names, policy
 from millrace.trainers.algorithms.sft import Sft
@@ -216,7 +217,7 @@ def test_every_algorithm_trains(name: str) -> None:
     for _ in range(2):
         made = trainer(algorithm(name), state=begin)
         for version in range(2):
-            samples = preferred(version) if name in ("dpo", "ipo", "reward-model") else random_samples(version)
+            samples = preferred(version) if name in PAIRS else random_samples(version)
             report = train_share(made, samples, 0, 1, version)
         assert report.unchanged is None
         assert all(math.isfinite(value) for value in report.metrics.values())

@@ -66,7 +66,14 @@ SWITCHES: dict[str, tuple[bool, str, str | int]] = {
 }
 """Theirs -> the value that sets something, the knob here, and to what; the other value sets nothing."""
 
-PAIRS = frozenset({"dpo", "ipo", "reward-model"})
+ABSENT = {
+    "jsd": "a mixture of both KLs is not offered: take distill-forward or distill-reverse",
+    "gkd": "it is distill-forward or distill-reverse, of the student's replies with `millrace distill --on-policy`",
+    "opo": "a baseline that is weighed by length is not offered: take rloo, or drgrpo",
+}
+"""Algorithms that are not here, and what is nearest."""
+
+PAIRS = frozenset({"dpo", "ipo", "simpo", "orpo", "reward-model"})
 """Algorithms that learn from two replies to one prompt, of which one was chosen: their groups have two samples."""
 
 VALUES = {"proximal": {"reuse_train_logp": "reuse"}, "objective": {"geo_mean": "gmpo"}}

@@ -16,11 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millrace.trainers.algorithms.base import Weights
+from millrace.trainers.algorithms.base import Sums, Weights
 from millrace.trainers.algorithms.masks import fresh
 from millrace.trainers.batches.packing import KEEP, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
+
+MEASURES = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
+"""What `preference_sums` reports."""
 
 
 def pair_weights(samples: Sequence[Sample], oldest: int | None) -> Weights:
@@ -64,3 +67,25 @@ def group_sums(values: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def complete(batch: MicroBatch) -> torch.Tensor:
     """bool, one a group of the micro-batch: whether it is a pair."""
     return group_sums(batch.column(SIDE).abs(), batch) > 0
+
+
+def side_sums(values: torch.Tensor, batch: MicroBatch, *, mean: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """float[M] -> float64 of the chosen and of the rejected reply of each group: sums over its tokens, or means."""
+    side = batch.column(SIDE)
+    totals = [group_sums(torch.where(side == sign, values, 0.0), batch) for sign in (1, -1)]
+    if mean:
+        sizes = [group_sums((side == sign).float(), batch) for sign in (1, -1)]
+        totals = [total / size.clamp(min=1) for total, size in zip(totals, sizes, strict=True)]
+    return totals[0], totals[1]
+
+
+def preference_sums(chosen: torch.Tensor, rejected: torch.Tensor, pairs: torch.Tensor) -> Sums:
+    """Implicit rewards float64 of the replies of each group, of which `pairs` bool are pairs -> MEASURES."""
+    chosen, rejected = chosen.detach()[pairs], rejected.detach()[pairs]
+    return {
+        "kept": pairs.sum(),
+        "chosen_reward": chosen.sum(),
+        "rejected_reward": rejected.sum(),
+        "reward_accuracy": (chosen > rejected).sum(),
+        "reward_margin": (chosen - rejected).sum(),
+    }

@@ -156,6 +156,8 @@ SYMBOLS = {
     "keep_t": '1; 0 where token t is too old (`[policy] release = "mask-head"`) or lacks a reward that it needs',
     "N": "trainable tokens of the minibatch, kept or not",
     "P": "pairs of the minibatch",
-    "y": "a reply, the chosen or the rejected one of its pair",
+    "y": "a reply, the chosen or the rejected one of its pair; kto: of a lineage",
+    "R": "replies of the minibatch that have a reward and a token that keep_t keeps",
+    "mean_U": "over samples of a prompt and the reply to another one",
 }
 """What stands in the lines -> what it means, in every equation that has it."""

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm, Scores
+from millrace.trainers.algorithms.kto import Kto
+from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, MicroBatch
@@ -34,6 +36,9 @@ BITING: dict[str, dict[str, Any]] = {
     "icepop": {"rejection": {"lower": 0.8, "upper": 1.3}},
     "kpop": {"rejection": {"metric": "binary_kl", "upper": 1e-3}},
     "distill-on-policy": {"teacher_coef": 0.5, "rl_coef": 0.7},
+    "simpo": {"beta": 1.5, "gamma": 0.7},
+    "orpo": {"beta": 0.6},
+    "kto": {"beta": 0.8, "threshold": 1.0, "desirable_weight": 1.3, "undesirable_weight": 0.7},
     "awr": {"beta": 0.5, "weight_clip": 2.0},
     "distill-forward": {"temperature": 0.7},
     "distill-reverse": {"temperature": 0.7},
@@ -95,6 +100,10 @@ def second_moment(e: Values) -> torch.Tensor:
 def of_reply(e: Values, sign: int, of: Callable[[torch.Tensor], torch.Tensor], values: torch.Tensor) -> torch.Tensor:
     inside = ((e.pair == pair) & (e.side == sign) & ~values.isnan() for pair in e.pair.unique())
     return torch.stack([of(values[here]) for here in inside])
+
+
+def of_owners(e: Values, values: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(e.samples).double().index_add(0, e.owner, values)
 
 
 def replies(values: Callable[[int], torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -186,12 +195,35 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "log softmax(logits)_t": lambda e: e.logp,
     "-logp_t": lambda e: -e.logp_t,
     "min(exp(r / beta), weight_clip)": lambda e: (e.r[e.at] / e.k.beta).exp().clamp(max=e.k.weight_clip),
-    "sum_{t in y} keep_t (logp_t - ref_t)": lambda e: replies(
-        lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref))
+    "sum_{t in y} keep_t (logp_t - ref_t)": lambda e: (
+        of_owners(e, e.keep * (e.logp - e.ref))
+        if isinstance(e.k, Kto)
+        else replies(lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref)))
     ),
     "sum_{t in y} keep_t (logp_t - ref_t) / sum_{t in y} keep_t": lambda e: replies(
         lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref)) / of_reply(e, sign, torch.sum, e.keep)
     ),
+    "sum_{t in y} keep_t logp_t / sum_{t in y} keep_t": lambda e: replies(
+        lambda sign: of_reply(e, sign, torch.sum, e.keep * e.logp) / of_reply(e, sign, torch.sum, e.keep)
+    ),
+    "-sum_pairs log sigmoid(beta Delta - gamma) / P": lambda e: (
+        -torch.sigmoid(e.k.beta * e.Delta - e.k.gamma).log().mean()
+    ),
+    "h_y - log(1 - exp(h_y))": lambda e: {side: h - (1 - h.exp()).log() for side, h in e.h_y.items()},
+    "o_chosen - o_rejected": lambda e: e.o_y["chosen"] - e.o_y["rejected"],
+    "-sum_pairs (h_chosen + beta log sigmoid(Delta)) / P": lambda e: (
+        -(e.h_y["chosen"] + e.k.beta * torch.sigmoid(e.Delta).log()).mean()
+    ),
+    "max(0, mean_U sum_{t in y} (prox_t - ref_t))": lambda e: (
+        of_owners(e, (e.prox - e.ref) * e.unrated)[e.unrated_samples].mean().clamp(min=0)
+    ),
+    "1 where r > threshold, else -1": lambda e: torch.where(e.reward > e.k.threshold, 1.0, -1.0),
+    "desirable_weight where s_y > 0, else undesirable_weight": lambda e: torch.where(
+        e.s_y > 0, e.k.desirable_weight, e.k.undesirable_weight
+    ),
+    "sum_y lambda_y sigmoid(-s_y beta (h_y - z)) / R": lambda e: (
+        e.lambda_y * torch.sigmoid(-e.s_y * e.k.beta * (e.h_y - e.z))
+    )[e.is_rated].mean(),
     "what the value head says at the last token of y": lambda e: replies(
         lambda sign: of_reply(e, sign, torch.mean, torch.where(e.last, e.v, torch.nan))
     ),
@@ -231,7 +263,7 @@ class Pass(SimpleNamespace):
 
 def batch_of(name: str) -> list[Sample]:
     """Groups without a reward here, with equal ones there, and a few stale tokens; or pairs."""
-    if name in ("dpo", "ipo", "reward-model"):
+    if name in PAIRS:
         pairs = random_samples(4, groups=5, group_size=2, version=1)
         return [replace(s, reward=float(s.trajectory.endswith(".0"))) for s in pairs]
     samples = random_samples(4, groups=5, group_size=4, version=1)
@@ -262,7 +294,7 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     k = getattr(kind, "knobs", kind)
     in_groups = getattr(k, "reward_norm", None) is not None
     place = {trajectory: index for index, trajectory in enumerate(earned)}
-    rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr"}
+    rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr", "kto"}
 
     def flat(row: Callable[[Sample], Any]) -> torch.Tensor:
         return torch.cat([torch.as_tensor(row(m)).expand(n) for m, n in zip(members, sizes, strict=True)])
@@ -288,6 +320,10 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
         r=torch.tensor([reward for reward, _ in earned.values()]).double(),
         group=torch.tensor([seq for _, seq in earned.values()]),
         n=torch.tensor([longest[trajectory] for trajectory in earned]).double(),
+        unrated=flat(lambda m: m.reward is None).double(),
+        unrated_samples=torch.tensor([m.reward is None for m in members]),
+        reward=torch.tensor([m.reward or 0.0 for m in members]),
+        is_rated=torch.tensor([m.reward is not None and bool((m.versions[m.mask != 0] >= 0).any()) for m in members]),
         pair=flat(lambda m: m.seq),
         side=flat(lambda m: 1 if m.reward else -1),
         logp=current(batch).requires_grad_(),
