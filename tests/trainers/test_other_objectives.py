@@ -21,7 +21,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> State:
     return checkpoint.adopt(path)
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo"])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo", "kto"])
 def test_preferences_are_learned(warm: State, name: str) -> None:
     accuracy = curve(name, warm, steps=40)
     assert sum(accuracy[-5:]) / 5 >= 0.95

@@ -1,7 +1,7 @@
 """Rows as something to learn from: demonstrations, pairs, prompts. What is none is refused with its place and reason.
 
     demonstrations   {"messages": [...]}  |  {"prompt": P, "completion": R}  |  {"tokens": [...], "mask": [...]}
-    rated replies    a demonstration of messages or of prompt and completion, with "label": true, false, 1 or 0
+    rated replies    a demonstration with "label": true, false, 1 or 0
     pairs            {"prompt": P, "chosen": R, "rejected": R}  |  {"chosen": [...], "rejected": [...]} of messages
     prompts          {"prompt": P}  |  {"messages": [...]}, up to the last one that is no assistant's
 

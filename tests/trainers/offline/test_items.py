@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
-from millrace.trainers.offline.items import Data, Make, demonstration, load, pair, prompt
+from millrace.trainers.offline.items import Data, Make, demonstration, label, load, pair, prompt
 from millrace.trainers.offline.rows import DataRow, read
 from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
@@ -194,6 +194,20 @@ def test_the_digest_tells_data_apart(encoder: Encoder) -> None:
 
     one, other = {"tokens": [1, 2], "mask": [0, 1]}, {"tokens": [1, 3], "mask": [0, 1]}
     assert digest(one, other) == digest(one, other) != digest(other, one)
+
+
+def test_rated_replies_keep_their_label(encoder: Encoder) -> None:
+    row = {"prompt": [USER], "completion": "12"}
+
+    def loaded(*labels: Any) -> Data:
+        rows = [DataRow("x:1", {**row, "label": value}) for value in labels]
+        return load(rows, demonstration, encoder, vocabulary=32, longest=64, rate=label)
+
+    data = loaded(True, False, 1, 0.0, "true", None, 2)
+    assert [item.reward for item in data.items] == [1.0, 0.0, 1.0, 0.0]
+    assert [item.samples(0)[0].reward for item in data.items] == [1.0, 0.0, 1.0, 0.0]
+    assert data.refused == {"no label": 3}
+    assert loaded(True).digest == loaded(1).digest != loaded(False).digest
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:
