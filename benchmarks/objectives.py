@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from millrace.apps.demo import sort_digits, tiny
-from millrace.trainers.algorithms.kto import unrelated
+from millrace.trainers.algorithms.kto import mismatches
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.backends.torch.backend import TorchBackend
@@ -72,7 +72,7 @@ def curve(name: str, warm: State, *, steps: int, seed: int = 7) -> list[float]:
     out = []
     for version, batch in enumerate(islice(pairs(seed), steps)):
         shown = [one for one in batch if name != "sft" or one.reward]
-        shown += unrelated(batch, 64) if name == "kto" else []
+        shown += mismatches(batch, 64) if name == "kto" else []
         report = trainer.train(shown, minibatches=[range(PAIRS)], version=version)
         out.append(report.metrics[MEASURES[name]])
     backend.tear_down()

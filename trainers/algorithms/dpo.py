@@ -19,21 +19,19 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.base import Scores, Sums, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import MEASURES, complete, pair_weights, preference_sums, side_sums
+from millrace.trainers.algorithms.pairs import PairAlgorithm, complete, side_sums
 from millrace.trainers.batches.packing import REFERENCE, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)
-class Dpo(TokenAlgorithm):
+class Dpo(PairAlgorithm):
     """Learns to prefer the reply of each pair that has the higher reward."""
 
     name = "dpo"
-    measures = MEASURES
-    whole = True
 
     minibatches: int = 1  # optimizer steps that a batch is cut into
     beta: float = 0.1  # how strongly the policy is held to the reference
@@ -52,7 +50,7 @@ class Dpo(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        weights = pair_weights(samples, oldest)
+        weights = super().weigh(samples, oldest)
         if scores is None or REFERENCE not in scores:
             raise BadConfiguration("preferences are learned against a reference; score the batch with it first")
         for sample, columns in weights.items():
@@ -67,7 +65,4 @@ class Dpo(TokenAlgorithm):
             losses = (chosen - rejected - 1 / (2 * self.beta)) ** 2
         else:
             losses = -F.logsigmoid(self.beta * (chosen - rejected))
-        return losses[pairs].sum(), preference_sums(self.beta * chosen, self.beta * rejected, pairs)
-
-    def count(self, batch: MicroBatch) -> float:
-        return float(complete(batch).sum())
+        return losses[pairs].sum(), self.sums((self.beta * chosen, self.beta * rejected), pairs)

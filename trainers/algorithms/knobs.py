@@ -182,7 +182,7 @@ class Knobs:
         return self.clip_low if self.clip_high is None else self.clip_high
 
     @property
-    def leaves_truncated(self) -> bool:
+    def filters_overlong(self) -> bool:
         """Whether replies that were cut off are out of the batch."""
         return self.mask_truncated and not self.bootstrap_truncated
 

@@ -8,7 +8,7 @@
 KTO https://arxiv.org/abs/2402.01306, equations 7 and 8.
 
 A reply is a lineage; it is desirable if its reward is above `threshold`. The paper estimates z from the batch, each
-prompt with the reply to another one: `unrelated` makes such samples. They have no reward, train nothing and no
+prompt with the reply to another one: `mismatches` makes such samples. They have no reward, train nothing and no
 denominator counts them. z is taken over all ranks with the weights that a batch starts from, so it does not depend on
 how the batch is cut; without such samples it is 0.
 """
@@ -34,7 +34,7 @@ BASELINE = "baseline"
 """Column: z, at every token alike."""
 
 
-def unrelated(samples: Sequence[Sample], longest: int) -> list[Sample]:
+def mismatches(samples: Sequence[Sample], longest: int) -> list[Sample]:
     """Each sample's prompt with the reply of the next one, of at most `longest` tokens; nothing of a single one."""
     if len(samples) < 2:
         return []

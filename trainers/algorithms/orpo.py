@@ -12,17 +12,14 @@ The implicit reward of a reply is beta h.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
-from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import MEASURES, complete, pair_weights, preference_sums, side_sums
+from millrace.trainers.algorithms.base import Sums
+from millrace.trainers.algorithms.pairs import PairAlgorithm, complete, side_sums
 from millrace.trainers.batches.packing import MicroBatch
-from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 SURE = -1e-7
@@ -36,12 +33,10 @@ def log_odds(h: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Orpo(TokenAlgorithm):
+class Orpo(PairAlgorithm):
     """Learns to say the reply of each pair that has the higher reward, and not the other."""
 
     name = "orpo"
-    measures = (*MEASURES, "log_odds")
-    whole = True
 
     minibatches: int = 1  # optimizer steps that a batch is cut into
     beta: float = 0.1  # weight of the preference beside imitation
@@ -50,18 +45,9 @@ class Orpo(TokenAlgorithm):
         if self.beta <= 0 or self.minibatches < 1:
             raise BadConfiguration("beta and minibatches must be above 0")
 
-    def weigh(
-        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
-    ) -> Weights:
-        return pair_weights(samples, oldest)
-
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         pairs = complete(batch)
         chosen, rejected = side_sums(logprobs, batch, mean=True)
         ratio = log_odds(chosen) - log_odds(rejected)
         losses = -chosen - self.beta * F.logsigmoid(ratio)
-        sums = preference_sums(self.beta * chosen, self.beta * rejected, pairs)
-        return losses[pairs].sum(), {**sums, "log_odds": ratio.detach()[pairs].sum()}
-
-    def count(self, batch: MicroBatch) -> float:
-        return float(complete(batch).sum())
+        return losses[pairs].sum(), self.sums((self.beta * chosen, self.beta * rejected), pairs)

@@ -16,14 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millrace.trainers.algorithms.base import Sums, Weights
+from millrace.trainers.algorithms.base import Scores, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.masks import fresh
+from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.batches.packing import KEEP, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
-
-MEASURES = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
-"""What `preference_sums` reports."""
 
 
 def pair_weights(samples: Sequence[Sample], oldest: int | None) -> Weights:
@@ -79,13 +77,28 @@ def side_sums(values: torch.Tensor, batch: MicroBatch, *, mean: bool = False) ->
     return totals[0], totals[1]
 
 
-def preference_sums(chosen: torch.Tensor, rejected: torch.Tensor, pairs: torch.Tensor) -> Sums:
-    """Implicit rewards float64 of the replies of each group, of which `pairs` bool are pairs -> MEASURES."""
-    chosen, rejected = chosen.detach()[pairs], rejected.detach()[pairs]
-    return {
-        "kept": pairs.sum(),
-        "chosen_reward": chosen.sum(),
-        "rejected_reward": rejected.sum(),
-        "reward_accuracy": (chosen > rejected).sum(),
-        "reward_margin": (chosen - rejected).sum(),
-    }
+class PairAlgorithm(TokenAlgorithm):
+    """What learns from pairs of replies by their log-probabilities."""
+
+    measures = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
+    whole = True
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        return pair_weights(samples, oldest)
+
+    def count(self, batch: MicroBatch) -> float:
+        return float(complete(batch).sum())
+
+    def sums(self, rewards: tuple[torch.Tensor, torch.Tensor], pairs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Implicit rewards float64 of the chosen and of the rejected reply of each group, of which `pairs` bool are
+        pairs -> what `measures` names."""
+        chosen, rejected = (reward.detach()[pairs] for reward in rewards)
+        return {
+            "kept": pairs.sum(),
+            "chosen_reward": chosen.sum(),
+            "rejected_reward": rejected.sum(),
+            "reward_accuracy": (chosen > rejected).sum(),
+            "reward_margin": (chosen - rejected).sum(),
+        }

@@ -130,7 +130,7 @@ class PolicyGradient(TokenAlgorithm):
     def accept(self, samples: Sequence[Sample]) -> list[Sample]:
         """No reply that was cut off, where these are masked; then, under dynamic sampling, groups with at least two
         different rewards."""
-        whole = [sample for sample in samples if not (self.knobs.leaves_truncated and sample.truncated)]
+        whole = [sample for sample in samples if not (self.knobs.filters_overlong and sample.truncated)]
         if not self.knobs.dynamic_sampling:
             return whole
         rewards = recorded_rewards(whole)

@@ -10,27 +10,22 @@ The implicit reward of a reply is beta h; gamma is the margin by which that of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
-from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import MEASURES, complete, pair_weights, preference_sums, side_sums
+from millrace.trainers.algorithms.base import Sums
+from millrace.trainers.algorithms.pairs import PairAlgorithm, complete, side_sums
 from millrace.trainers.batches.packing import MicroBatch
-from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)
-class Simpo(TokenAlgorithm):
+class Simpo(PairAlgorithm):
     """Learns to find the reply of each pair that has the higher reward likelier, token for token."""
 
     name = "simpo"
-    measures = MEASURES
-    whole = True
 
     minibatches: int = 1  # optimizer steps that a batch is cut into
     beta: float = 2.0  # what a nat of mean log-probability is worth
@@ -40,16 +35,8 @@ class Simpo(TokenAlgorithm):
         if self.beta <= 0 or self.minibatches < 1 or self.gamma < 0:
             raise BadConfiguration("beta and minibatches must be above 0, gamma 0 or more")
 
-    def weigh(
-        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
-    ) -> Weights:
-        return pair_weights(samples, oldest)
-
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
         pairs = complete(batch)
         chosen, rejected = (self.beta * mean for mean in side_sums(logprobs, batch, mean=True))
         losses = -F.logsigmoid(chosen - rejected - self.gamma)
-        return losses[pairs].sum(), preference_sums(chosen, rejected, pairs)
-
-    def count(self, batch: MicroBatch) -> float:
-        return float(complete(batch).sum())
+        return losses[pairs].sum(), self.sums((chosen, rejected), pairs)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
-from millrace.trainers.algorithms.kto import unrelated
+from millrace.trainers.algorithms.kto import mismatches
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.layout import REFERENCE, TEACHER
@@ -52,7 +52,7 @@ SHAPES: Mapping[str, Make] = {
     "distill-reverse": shapes.demonstration,
 }
 """What each algorithm that learns from files reads."""
-RATED = ("kto",)
+WITH_LABEL = ("kto",)
 """Those whose rows have a label too."""
 
 
@@ -85,7 +85,7 @@ def run(
         if job.on_policy:
             student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
             batch = student.answer
-        elif job.algorithm in RATED:
+        elif job.algorithm in WITH_LABEL:
             batch = partial(_rated_samples, data.items, job.max_length or backend.longest)
         return train(
             trainer,
@@ -146,7 +146,7 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, obser
         encoder,
         vocabulary=vocabulary,
         longest=longest,
-        rate=shapes.label if job.algorithm in RATED else lambda row: None,
+        rate=shapes.label if job.algorithm in WITH_LABEL else lambda row: None,
         strict=job.strict,
         on_reject=observer.on_refusal,
     )
@@ -159,7 +159,7 @@ def _samples_of(items: Sequence[OfflineItem], step: int, indexes: Sequence[int])
 def _rated_samples(items: Sequence[OfflineItem], longest: int, step: int, indexes: Sequence[int]) -> list[Sample]:
     """And those that tell how far the policy is from its reference."""
     samples = _samples_of(items, step, indexes)
-    return [*samples, *unrelated(samples, longest)]
+    return [*samples, *mismatches(samples, longest)]
 
 
 def _about(job: Job, data: Data) -> dict[str, object]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.base import TokenAlgorithm
 from millrace.trainers.algorithms.dpo import Dpo
-from millrace.trainers.algorithms.kto import Kto, unrelated
+from millrace.trainers.algorithms.kto import Kto, mismatches
 from millrace.trainers.algorithms.orpo import Orpo, log_odds
 from millrace.trainers.algorithms.pairs import pair_weights
 from millrace.trainers.algorithms.reward_model import RewardModel, bradley_terry
@@ -110,7 +110,7 @@ def test_a_reply_that_is_sure_has_finite_odds() -> None:
 def rated(seed: int) -> list[Sample]:
     """Good and bad replies, and as many of a prompt and the reply to another one."""
     samples = [replace(s, reward=float(s.trajectory[-1] != "0")) for s in random_samples(seed, groups=4, group_size=3)]
-    others = unrelated(samples, 256)
+    others = mismatches(samples, 256)
     return [*samples, *(replace(s, trajectory=f"{s.seq}.{100 + at}") for at, s in enumerate(others))]
 
 
@@ -150,10 +150,10 @@ def test_kto_against_its_paper(kind: Kto, seed: int, above: float) -> None:
     assert tuple(sums) == kind.measures
 
 
-def test_unrelated_samples_have_the_prompt_of_one_and_the_reply_of_another() -> None:
+def test_mismatches_have_the_prompt_of_one_and_the_reply_of_another() -> None:
     samples = [s for s in random_samples(0, groups=3, group_size=1) if s.lineage == 0]
-    made = unrelated(samples, 9)
-    assert unrelated(samples[:1], 9) == []
+    made = mismatches(samples, 9)
+    assert mismatches(samples[:1], 9) == []
     for sample, other, joined in zip(samples, [*samples[1:], samples[0]], made, strict=True):
         begin, end = int(np.argmax(sample.mask)), int(np.argmax(other.mask))
         assert joined.tokens.tolist() == [*sample.tokens[:begin], *other.tokens[end:]][:9]
