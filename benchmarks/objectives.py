@@ -27,7 +27,7 @@ MEASURES = {
     "distill-reverse": "loss",
 }
 """algorithm -> the metric that says how well it learns"""
-RATES = {"dpo": 1e-4, "ipo": 1e-4, "simpo": 1e-4, "kto": 1e-4}
+RATES = {"dpo": 1e-4, "ipo": 1e-4, "kto": 3e-4}
 LR, WARMUP, PAIRS = 1e-3, 10, 32
 
 
@@ -57,11 +57,11 @@ def pairs(seed: int) -> Iterator[list[Sample]]:
 
 def curve(name: str, warm: State, *, steps: int, seed: int = 7) -> list[float]:
     """The algorithm's measure on each step's fresh batch, before that step. `warm`: a policy that sorts already: what
-    DPO, IPO, KTO and SimPO start from, and compare with if they do, the reward model's body, the teacher of an
-    untrained student. ORPO starts untrained."""
+    DPO, IPO and KTO start from and compare with, the reward model's body, the teacher of an untrained student. SimPO
+    and ORPO start untrained."""
     starts: dict[str, Callable[[], State]] = {
         "reward-model": lambda: with_scalar_head(warm),
-        **dict.fromkeys(("dpo", "ipo", "kto", "simpo"), lambda: warm),
+        **dict.fromkeys(("dpo", "ipo", "kto"), lambda: warm),
     }
     start = starts.get(name, lambda: tiny.random_state(seed + 1))()
     backend = TorchBackend(device="cpu")
