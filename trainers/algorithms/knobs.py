@@ -62,9 +62,7 @@ class Knobs:
     sapo_tau_pos: float = 1.0  # steepness of SAPO's gate, positive advantages
     sapo_tau_neg: float = 1.05  # steepness of SAPO's gate, negative advantages
     kl_loss_coef: float = 0.0  # KL to the reference, in the loss: of kl_estimator k2 or k3
-    entropy_coef: float = (
-        0.0  # entropy of the policy at each token, taken off the loss: keeps it from being sure too soon
-    )
+    entropy_coef: float = 0.0  # entropy of the policy, taken off the loss: keeps it from being sure too soon
     aggregation: Aggregation = "token"  # how tokens make the loss of a minibatch: token, sequence or constant
 
     # ---- a teacher
