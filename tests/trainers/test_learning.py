@@ -242,6 +242,27 @@ def test_dynamic_sampling_trains_on_what_is_left() -> None:
     assert checkpoint.fingerprint(filtered) == checkpoint.fingerprint(others)
 
 
+@pytest.mark.parametrize("name", ["dapo", "grpo", "ppo"])
+def test_a_step_with_cut_off_replies_masked_is_that_of_the_others_alone(name: str) -> None:
+    samples = [replace(s, truncated=s.trajectory in ("0.1", "2.0", "2.3")) for s in random_samples(0)]
+    kind = policy(name, minibatches=1, mask_truncated=True)
+    report, state = outcome(kind, samples)
+    others, alone = outcome(kind, [s for s in samples if not s.truncated])
+    assert checkpoint.fingerprint(state) == checkpoint.fingerprint(alone)
+    assert report.metrics["loss"] == others.metrics["loss"]
+    assert report.metrics["samples"] == others.metrics["samples"] + 3, "they came, and trained nothing"
+    nothing, _ = outcome(kind, [replace(s, truncated=True) for s in samples])
+    assert nothing.unchanged == "nothing trainable in the batch"
+
+
+def test_masked_tokens_are_those_that_are_too_old_whatever_else_is_left_out() -> None:
+    samples = [
+        replace(s, truncated=s.seq == 1, reward=1.0 if s.seq == 2 else s.reward) for s in random_samples(0, version=5)
+    ]
+    report = train_share(trainer(policy("dapo", mask_truncated=True)), samples, 0, 1, version=5, oldest=5)
+    assert report.masked_tokens == sum(int((s.versions[s.mask != 0] < 5).sum()) for s in samples)
+
+
 def test_a_critic_learns_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
     unbroken = trainer(policy("ppo"))
     resumed = small_state()

@@ -23,8 +23,8 @@ Who takes part, in every mean and deviation alike:
 
 All others have no influence on anybody's advantage, and an advantage of 0. So one long failure more in a group without
 a success changes nothing, and what is not trained on is no baseline either. A reply that counts has its reward in its
-group's statistics although some of its tokens are masked. Approximated proximal policies reject in the step, when
-advantages stand: what they reject has been in the baseline.
+group's statistics although some of its tokens are masked. Approximated proximal policies reject in the step, and M2PO
+drops tokens of the whole batch, when advantages stand: what these leave out has been in the baseline.
 """
 
 from __future__ import annotations
