@@ -186,9 +186,14 @@ class Knobs:
 
     @property
     def compares_in_groups(self) -> bool:
-        """Whether a group of equal rewards has nothing to compare: a critic compares by itself what it has."""
+        """Whether a group of equal rewards has nothing to compare."""
         norms = (self.reward_norm, None if self.critic else self.advantage_norm)
-        return any(norm is not None and norm.by_group for norm in norms)
+        return self.dynamic_sampling or any(norm is not None and norm.by_group for norm in norms)
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether a critic finds something to compare in a group of equal rewards, which is not left out either."""
+        return self.critic and not self.dynamic_sampling
 
     @property
     def needs_proximal(self) -> bool:

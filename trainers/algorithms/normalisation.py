@@ -18,7 +18,8 @@ Who takes part, in every mean and deviation alike:
     a reply counts      it has a reward, and a token that may pull: neither cut off under mask_truncated, nor stale
                         altogether, nor rejected altogether by what is known before the step
     a group teaches     the rewards of its replies that count are not all equal; asked where a normalisation takes a
-                        mean or a deviation of groups and no critic says what a state is worth
+                        mean or a deviation of groups, and under dynamic_sampling; elsewhere the batch is compared, or a
+                        critic says what a state is worth, and every group teaches
     tokens of advantage_norm    those that may pull, of replies that count, in groups that teach
 
 All others have no influence on anybody's advantage, and an advantage of 0. So one long failure more in a group without

@@ -221,10 +221,10 @@ class PolicyGradient(TokenAlgorithm):
         if k.reward_norm is not None:
             rewards = normalise(rewards, groups, k.reward_norm, mask=teaches, reduce=reduce)
         by_trajectory = {
-            key: (reward, k.critic or bool(teach))
+            key: (reward, k.compares_states or bool(teach))
             for key, reward, teach in zip(trajectories, rewards.tolist(), teaches, strict=True)
         }
-        pairs = [by_trajectory.get((s.group, s.trajectory), (0.0, k.critic)) for s in in_order]
+        pairs = [by_trajectory.get((s.group, s.trajectory), (0.0, k.compares_states)) for s in in_order]
         return np.array([reward for reward, _ in pairs], np.float64), np.array([teach for _, teach in pairs], np.bool_)
 
     def _kl_rewards(

@@ -35,6 +35,7 @@ KNOBS = st.fixed_dictionaries(
     optional={
         "reward_norm": NORMS | LEAVE_ONE_OUT,
         "advantage_norm": NORMS,
+        "dynamic_sampling": st.booleans(),
         "discount": st.sampled_from([0.9, 1.0]),
         "kl_coef": st.sampled_from([0.0, 0.5]),
         "reward_scale": st.sampled_from([0.1, 3.0]),
@@ -128,6 +129,25 @@ def test_a_group_of_failures_pulls_nowhere_beside_one_with_signal(name: str, fai
     assert {s: found[s] for s in (*RIGHT, *WRONG)} == advantages(kind, [*RIGHT, *WRONG])
 
 
+def test_a_deviation_of_the_batch_is_one_of_the_groups_that_teach() -> None:
+    kind = policy("liteppo", advantage_norm="none")
+    failures = [reply(f"{i}", 0.0, 20, seq=1) for i in range(4)]
+    found = advantages(kind, [*RIGHT, *WRONG, *failures])
+    assert [found[s] for s in (*RIGHT, *WRONG)] == pytest.approx(
+        [0.5 / (3**-0.5 + 1e-5)] * 2 + [-0.5 / (3**-0.5 + 1e-5)] * 2
+    )
+    assert [found[s] for s in failures] == [0.0] * 4
+
+
+def test_what_is_stale_keeps_no_group_in_the_batch() -> None:
+    """Dynamic sampling sees rewards before it is known what is stale; what then teaches nothing pulls nowhere."""
+    stale = replace(RIGHT[0], versions=np.full(10, -5, np.int32))
+    kind = policy("dapo", reward_norm="none")
+    weights = kind.weigh(kind.accept([stale, *WRONG, reply("8", 1.0, 4, seq=1), reply("9", 0.0, 6, seq=1)]), 0)
+    pulls = {s.trajectory: bool(columns[ADVANTAGES].any()) for s, columns in weights.items()}
+    assert pulls == {"0.0": False, "0.2": False, "0.3": False, "1.8": True, "1.9": True}
+
+
 @pytest.mark.parametrize("name", ["reinforce++", "ppo"])
 def test_where_the_batch_or_a_critic_compares_a_group_of_equals_teaches(name: str) -> None:
     found = advantages(policy(name, kl_coef=0.0), [*RIGHT, *(replace(s, seq=1, group="other") for s in WRONG)])
@@ -174,7 +194,7 @@ def test_what_takes_no_part_has_no_influence_and_no_advantage(
         knobs = {**knobs, "decoupled": True, "proximal": "recompute", "rejection": rejection, "objective": "clip"}
         knobs |= {"clip_high": 0.3} if name == "cispo" else {}
     kind = policy(name, **knobs, mask_truncated=True)
-    if how == "equal" and not (kind.knobs.compares_in_groups and not kind.knobs.critic):
+    if how == "equal" and not (kind.knobs.compares_in_groups and not kind.knobs.compares_states):
         return
     samples = random_samples(seed, groups=3, group_size=3, version=1)
     scores = {column: dict(rows) for column, rows in draw_scores(samples, seed).items()}
@@ -218,5 +238,7 @@ def test_the_weights_of_imitation_know_no_stale_reply() -> None:
 
 
 def test_a_critic_compares_by_itself() -> None:
+    assert Knobs(critic=True, reward_norm=Norm("group", None)).compares_states
     assert not Knobs(critic=True, advantage_norm=Norm("group", "group")).compares_in_groups
+    assert not Knobs(critic=True, dynamic_sampling=True).compares_states
     assert Knobs(advantage_norm=Norm("group", None)).compares_in_groups
