@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from millrace.apps.demo import sort_digits, tiny
+from millrace.trainers.algorithms.kto import mismatches
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.backends.torch.backend import TorchBackend
@@ -18,12 +19,15 @@ MEASURES = {
     "sft": "loss",
     "dpo": "reward_accuracy",
     "ipo": "reward_accuracy",
+    "simpo": "reward_accuracy",
+    "orpo": "reward_accuracy",
+    "kto": "reward_accuracy",
     "reward-model": "correct",
     "distill-forward": "loss",
     "distill-reverse": "loss",
 }
 """algorithm -> the metric that says how well it learns"""
-RATES = {"dpo": 1e-4, "ipo": 1e-4}
+RATES = {"dpo": 1e-4, "ipo": 1e-4, "kto": 3e-4}
 LR, WARMUP, PAIRS = 1e-3, 10, 32
 
 
@@ -53,11 +57,11 @@ def pairs(seed: int) -> Iterator[list[Sample]]:
 
 def curve(name: str, warm: State, *, steps: int, seed: int = 7) -> list[float]:
     """The algorithm's measure on each step's fresh batch, before that step. `warm`: a policy that sorts already: what
-    DPO and IPO start from and compare with, the reward model's body, the teacher of an untrained student."""
+    DPO, IPO and KTO start from and compare with, the reward model's body, the teacher of an untrained student. SimPO
+    and ORPO start untrained."""
     starts: dict[str, Callable[[], State]] = {
         "reward-model": lambda: with_scalar_head(warm),
-        "dpo": lambda: warm,
-        "ipo": lambda: warm,
+        **dict.fromkeys(("dpo", "ipo", "kto"), lambda: warm),
     }
     start = starts.get(name, lambda: tiny.random_state(seed + 1))()
     backend = TorchBackend(device="cpu")
@@ -68,6 +72,7 @@ def curve(name: str, warm: State, *, steps: int, seed: int = 7) -> list[float]:
     out = []
     for version, batch in enumerate(islice(pairs(seed), steps)):
         shown = [one for one in batch if name != "sft" or one.reward]
+        shown += mismatches(batch, 64) if name == "kto" else []
         report = trainer.train(shown, minibatches=[range(PAIRS)], version=version)
         out.append(report.metrics[MEASURES[name]])
     backend.tear_down()

@@ -20,22 +20,13 @@ import torch
 
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.base import Algorithm, Scores
+from millrace.trainers.algorithms.masks import fresh
 from millrace.trainers.backends.base import Backend, StepResult
 from millrace.trainers.backends.devices import memory_text
 from millrace.trainers.backends.layout import ACTOR, CRITIC
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.batches.bins import ALLOCATORS
-from millrace.trainers.batches.packing import (
-    ADVANTAGES,
-    KEEP,
-    PROXIMAL,
-    REWARD_MODEL,
-    VALUES,
-    Floats,
-    MicroBatch,
-    cut,
-    pack,
-)
+from millrace.trainers.batches.packing import ADVANTAGES, PROXIMAL, REWARD_MODEL, VALUES, Floats, MicroBatch, cut, pack
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.compatibility import fits, right_head, same_vocabulary
 from millrace.trainers.errors import REMEDIES, BadConfiguration, OutOfMemory
@@ -67,7 +58,8 @@ OnStep = Callable[[Sequence[MicroBatch], StepResult, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one batch, the same on every rank but for timings_*. unchanged: why no weight moved, else None."""
+    """Of one batch, the same on every rank but for timings_*. masked_tokens: trainable ones that were too old to pull.
+    unchanged: why no weight moved, else None."""
 
     metrics: dict[str, float]
     shares: list[Share]
@@ -208,7 +200,7 @@ class Trainer:
                     self.stepped(micros, results[-1], lr)
                 if critic is not None:
                     critic_results.append(self.backend.step(micros, critic, valued_count, critic_lr, CRITIC))
-        report = self._report(samples, micro_lists, results, version)
+        report = self._report(samples, micro_lists, results, version, oldest)
         if REWARD_MODEL in self.algorithm.needs:
             report.metrics.update(self._rewards(batch, scores))
         if critic is not None:
@@ -323,7 +315,12 @@ class Trainer:
         }
 
     def _report(
-        self, samples: Sequence[Sample], micro_lists: list[list[MicroBatch]], results: list[StepResult], version: int
+        self,
+        samples: Sequence[Sample],
+        micro_lists: list[list[MicroBatch]],
+        results: list[StepResult],
+        version: int,
+        oldest: int | None,
     ) -> Report:
         micros = [micro for minibatch in micro_lists for micro in minibatch]
         by_trajectory = {s.trajectory: s.reward for s in samples}
@@ -331,7 +328,7 @@ class Trainer:
         staleness = [(version - micro.versions)[micro.versions >= 0] for micro in micros]
         local = {
             "trainable": sum(micro.trainable for micro in micros),
-            "kept": sum(float(micro.column(KEEP).sum()) for micro in micros),
+            "stale": sum(int((~fresh(sample, oldest)).sum()) for sample in samples),
             "aged": sum(ages.numel() for ages in staleness),
             "staleness": sum(float(ages.sum()) for ages in staleness),
             "rewards": len(rewards),
@@ -379,7 +376,7 @@ class Trainer:
             reason = "nothing trainable in the batch"
         elif not updates:
             reason = "non-finite loss or gradient"
-        return Report(metrics, shares, int(total["trainable"] - total["kept"]), reason)
+        return Report(metrics, shares, int(total["stale"]), reason)
 
 
 def _pulling(micro: MicroBatch) -> float:

@@ -26,6 +26,9 @@ class Preference(StrEnum):
 
     DPO = "dpo"
     IPO = "ipo"
+    SIMPO = "simpo"
+    ORPO = "orpo"
+    KTO = "kto"
 
 
 class Divergence(StrEnum):
@@ -44,10 +47,11 @@ def sft(context: typer.Context, **options: object) -> None:
 @with_options(*FIRST, "algorithm", "reference", *TRAINING, *ADAPTER, *LAST, lr=1e-6)
 def dpo(
     context: typer.Context,
-    algorithm: Annotated[Preference, typer.Option(help="dpo or ipo")] = Preference.DPO,
+    algorithm: Annotated[Preference, typer.Option(help="dpo, ipo, simpo, orpo or kto")] = Preference.DPO,
     **options: object,
 ) -> None:
-    """Learn to prefer what was chosen over what was rejected: rows of {"prompt", "chosen", "rejected"}."""
+    """Learn to prefer what was chosen over what was rejected: rows of {"prompt", "chosen", "rejected"}; kto: what is
+    good, rows of {"prompt", "completion", "label"}."""
     _run(algorithm.value, context, options)
 
 

@@ -40,8 +40,8 @@ def branch(
     algorithm: Annotated[
         str,
         typer.Option(
-            help="sft (the best of each group), awr, grpo, rloo, decoupled, tis, icepop, m2po, dpo, ipo, "
-            "distill-forward or distill-reverse"
+            help="sft (the best of each group), awr, grpo, rloo, decoupled, tis, icepop, m2po, dpo, ipo, simpo, "
+            "orpo, distill-forward or distill-reverse"
         ),
     ] = "sft",
     select: Select = "",

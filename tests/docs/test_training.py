@@ -29,6 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lessons.untrained(home / "big", seed=1)
     lessons.write(home / "lessons.jsonl", lessons.conversations(40))
     lessons.write(home / "pairs.jsonl", lessons.preferences(40))
+    lessons.write(home / "rated.jsonl", lessons.ratings(40))
     sort_digits.write_tasks(home / "held-out.jsonl", 4, seed=0, evaluation=True)
     return home
 

@@ -215,6 +215,7 @@ RUN_BY = {
     "millrace sft --model base --data lessons.jsonl --out versions/sft --epochs 3 --lr 1e-5 --holdout 0.05": TRAINING,
     "millrace dpo --model base --data pairs.jsonl --out versions/dpo --knob beta=0.2": TRAINING,
     "millrace dpo --model base --data pairs.jsonl --out versions/ipo --algorithm ipo": TRAINING,
+    "millrace dpo --model base --data rated.jsonl --out versions/kto --algorithm kto": TRAINING,
     "millrace reward-model --model base --data pairs.jsonl --out versions/judge": TRAINING,
     "millrace distill --model base --data lessons.jsonl --out versions/student --teacher big": TRAINING,
     "millrace distill --model base --data lessons.jsonl --out versions/own --teacher big --on-policy": TRAINING,

@@ -37,6 +37,18 @@ def conversations(count: int, seed: int = 0) -> list[dict[str, Any]]:
     ]
 
 
+def ratings(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """The digits sorted, which is good, or the other way round, which is not."""
+    return [
+        {
+            "prompt": row["prompt"],
+            "completion": row["rejected" if at % 3 == 0 else "chosen"],
+            "label": at % 3 != 0,
+        }
+        for at, row in enumerate(preferences(count, seed))
+    ]
+
+
 def preferences(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """The digits sorted, and the other way round."""
     source = (digits for digits in sort_digits.prompts(seed) if len(set(digits)) > 1)

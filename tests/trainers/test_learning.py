@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.algorithms.registry import algorithm, names, policy
 from millrace.trainers.algorithms.sft import Sft
@@ -48,7 +49,7 @@ class FormerGrpo(TokenAlgorithm):
     ) -> Weights:
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for sample in sorted(samples, key=lambda s: (s.group, s.trajectory)):
-            if sample.reward is not None:
+            if sample.reward is not None and (oldest is None or (sample.versions[sample.mask != 0] >= oldest).any()):
                 groups[sample.group][sample.trajectory] = sample.reward
         advantages: dict[str, float] = {}
         for rewards in groups.values():
@@ -125,9 +126,7 @@ def test_the_report_counts() -> None:
     made = trainer(policy("grpo"))
     report = train_share(made, silent, 0, 1, version=10, oldest=9)
     ages = [10 - int(v) for s in samples for v in s.versions[s.mask != 0]]
-    masked = sum(
-        1 for s in silent for m, v in zip(s.mask, s.versions, strict=True) if m and (v < 9 or s.reward is None)
-    )
+    masked = sum(1 for s in silent for m, v in zip(s.mask, s.versions, strict=True) if m and v < 9)
     rewards = {s.trajectory: s.reward for s in silent if s.reward is not None}
     assert report.metrics["tokens_trainable"] == sum(s.trainable for s in samples)
     assert report.masked_tokens == masked
@@ -218,7 +217,7 @@ def test_every_algorithm_trains(name: str) -> None:
     for _ in range(2):
         made = trainer(algorithm(name), state=begin)
         for version in range(2):
-            samples = preferred(version) if name in ("dpo", "ipo", "reward-model") else random_samples(version)
+            samples = preferred(version) if name in PAIRS else random_samples(version)
             report = train_share(made, samples, 0, 1, version)
         assert report.unchanged is None
         assert all(math.isfinite(value) for value in report.metrics.values())
@@ -241,6 +240,27 @@ def test_dynamic_sampling_trains_on_what_is_left() -> None:
     _, filtered = outcome(policy("dapo", minibatches=1), samples)
     _, others = outcome(policy("dapo", minibatches=1), [s for s in samples if s.seq not in (0, 4)])
     assert checkpoint.fingerprint(filtered) == checkpoint.fingerprint(others)
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "ppo"])
+def test_a_step_with_cut_off_replies_masked_is_that_of_the_others_alone(name: str) -> None:
+    samples = [replace(s, truncated=s.trajectory in ("0.1", "2.0", "2.3")) for s in random_samples(0)]
+    kind = policy(name, minibatches=1, mask_truncated=True)
+    report, state = outcome(kind, samples)
+    others, alone = outcome(kind, [s for s in samples if not s.truncated])
+    assert checkpoint.fingerprint(state) == checkpoint.fingerprint(alone)
+    assert report.metrics["loss"] == others.metrics["loss"]
+    assert report.metrics["samples"] == others.metrics["samples"] + 3, "they came, and trained nothing"
+    nothing, _ = outcome(kind, [replace(s, truncated=True) for s in samples])
+    assert nothing.unchanged == "nothing trainable in the batch"
+
+
+def test_masked_tokens_are_those_that_are_too_old_whatever_else_is_left_out() -> None:
+    samples = [
+        replace(s, truncated=s.seq == 1, reward=1.0 if s.seq == 2 else s.reward) for s in random_samples(0, version=5)
+    ]
+    report = train_share(trainer(policy("dapo", mask_truncated=True)), samples, 0, 1, version=5, oldest=5)
+    assert report.masked_tokens == sum(int((s.versions[s.mask != 0] < 5).sum()) for s in samples)
 
 
 def test_a_critic_learns_and_continues_from_its_checkpoint(tmp_path: Path) -> None:

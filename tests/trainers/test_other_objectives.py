@@ -21,10 +21,16 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> State:
     return checkpoint.adopt(path)
 
 
-@pytest.mark.parametrize("name", ["dpo", "ipo"])
+@pytest.mark.parametrize("name", ["dpo", "ipo", "simpo", "orpo"])
 def test_preferences_are_learned(warm: State, name: str) -> None:
     accuracy = curve(name, warm, steps=40)
     assert sum(accuracy[-5:]) / 5 >= 0.95
+
+
+def test_good_is_told_from_bad_without_pairs(warm: State) -> None:
+    accuracy = curve("kto", warm, steps=90)
+    assert sum(accuracy[:5]) / 5 <= 0.6
+    assert sum(accuracy[-10:]) / 10 >= 0.75
 
 
 def test_a_reward_model_tells_right_from_wrong(warm: State) -> None:

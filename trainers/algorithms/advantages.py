@@ -1,6 +1,6 @@
 """From rewards to one advantage a token, in float64.
 
-    1  r -= overlong penalty                          of replies that come near the limit
+    1  r -= overlong penalty                          of the longest reply that comes near the limit
     2  r = (r + bias) * scale
     3  r = clip(r, -c, c)
     4  r = normalised over group or batch             `normalisation.py`
@@ -11,7 +11,10 @@
     8  R_t = A_t + V_t
     9  A = normalised over the batch's tokens, if asked
 
-GAE: https://arxiv.org/abs/1506.02438; overlong penalty: https://arxiv.org/abs/2503.14476.
+GAE: https://arxiv.org/abs/1506.02438; overlong penalty: https://arxiv.org/abs/2503.14476, equation 13.
+
+A limit of the engine bounds one reply, so the penalty is one of a reply: trainable tokens without another between them.
+A trajectory of several, over all of its lineages, has the penalty of its longest; how many there are costs nothing.
 
 Masked tokens are skipped: the next trainable token is the next step, whatever lies between. So a sample is the list of
 its trainable tokens here, and a batch is flat: float64[M], samples one after the other, with `lengths` int[S]. Without
@@ -32,8 +35,8 @@ Ints = NDArray[np.int64]
 
 def overlong_penalty(lengths: F64, *, limit: int, buffer: int, factor: float) -> F64:
     """What to add to the rewards of replies of `lengths` tokens: 0 up to limit - buffer, then falling to -factor at
-    the limit."""
-    return np.minimum(-(lengths - (limit - buffer)) / buffer * factor, 0.0)
+    the limit, and -factor beyond it."""
+    return np.clip(-(lengths - (limit - buffer)) / buffer, -1.0, 0.0) * factor
 
 
 def shape(rewards: F64, *, bias: float, scale: float, clip: float) -> F64:
@@ -105,6 +108,11 @@ def lambdas(kind: str, value: float, lengths: Ints) -> F64:
 def turns_of(masks: Sequence[NDArray[np.uint8]]) -> Ints:
     """Turn ids int[M] of the trainable tokens: what was generated in one piece is a turn."""
     return np.asarray(np.concatenate([np.zeros(0, np.int64), *(_pieces(mask) for mask in masks)]), np.int64)
+
+
+def longest_reply(mask: NDArray[np.uint8]) -> int:
+    """Tokens of the longest reply of a sample's mask uint8[T], 0 where there is none."""
+    return int(np.bincount(_pieces(mask)).max(initial=0))
 
 
 def _pieces(mask: NDArray[np.uint8]) -> Ints:

@@ -5,8 +5,8 @@
     loss  = - sum_t w_t logp_t keep_t / N
 
 Peng et al. 2019, https://arxiv.org/abs/1910.00177, equation 2 and algorithm 1; the bound on weights is theirs too. No
-ratio to the policy that sampled is taken, so replies may be of any age. A trajectory without a reward takes no part,
-neither in means nor with its tokens, which N still counts.
+ratio to the policy that sampled is taken, so replies may be of any age. A trajectory without a reward, or without a
+token that may pull, takes no part, neither in means nor with its tokens, which N still counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Awr(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        weights = self._weights(recorded_rewards(samples))
+        counts = {(s.group, s.trajectory) for s in samples if fresh(s, oldest).any()}
+        rewards = recorded_rewards(samples)
+        weights = self._weights({key: reward for key, reward in rewards.items() if key in counts})
         out: Weights = {}
         for sample in samples:
             weight = weights.get((sample.group, sample.trajectory))

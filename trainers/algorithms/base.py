@@ -34,8 +34,9 @@ class Run(Protocol):
     def batch(self) -> MicroBatch:
         """The micro-batch, on the device."""
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities float32[M] of the labels, and entropies float32[M] without gradient."""
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities float32[M] of the labels, and entropies float32[M]: without gradient, unless
+        `entropy_learns`."""
 
     def comparison(
         self, temperature: float, of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -120,10 +121,15 @@ class Algorithm(ABC):
 class TokenAlgorithm(Algorithm):
     """An algorithm that sees log-probabilities of the sampled tokens only."""
 
+    @property
+    def entropy_learns(self) -> bool:
+        """Whether entropies have a gradient, which needs the memory of a second distribution."""
+        return False
+
     @abstractmethod
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
-        """float32[M] log-probabilities (with gradient) and entropies (without) of `batch` -> summed loss and sums to
-        report."""
+        """float32[M] log-probabilities (with gradient) and entropies (without, unless `entropy_learns`) of `batch` ->
+        summed loss and sums to report."""
 
     def evaluate(self, run: Run) -> tuple[torch.Tensor, Sums]:
-        return self.loss(*run.tokens(self.temperature), run.batch)
+        return self.loss(*run.tokens(self.temperature, entropy_learns=self.entropy_learns), run.batch)

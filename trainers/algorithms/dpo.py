@@ -19,21 +19,19 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from millrace.trainers.algorithms.base import Scores, Sums, TokenAlgorithm, Weights
+from millrace.trainers.algorithms.base import Scores, Sums, Weights
 from millrace.trainers.algorithms.normalisation import Reduce, alone
-from millrace.trainers.algorithms.pairs import complete, group_sums, pair_weights
+from millrace.trainers.algorithms.pairs import PairAlgorithm, complete, side_sums
 from millrace.trainers.batches.packing import REFERENCE, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 
 
 @dataclass(frozen=True)
-class Dpo(TokenAlgorithm):
+class Dpo(PairAlgorithm):
     """Learns to prefer the reply of each pair that has the higher reward."""
 
     name = "dpo"
-    measures = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
-    whole = True
 
     minibatches: int = 1  # optimizer steps that a batch is cut into
     beta: float = 0.1  # how strongly the policy is held to the reference
@@ -52,7 +50,7 @@ class Dpo(TokenAlgorithm):
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
     ) -> Weights:
-        weights = pair_weights(samples, oldest)
+        weights = super().weigh(samples, oldest)
         if scores is None or REFERENCE not in scores:
             raise BadConfiguration("preferences are learned against a reference; score the batch with it first")
         for sample, columns in weights.items():
@@ -60,27 +58,11 @@ class Dpo(TokenAlgorithm):
         return weights
 
     def loss(self, logprobs: torch.Tensor, entropy: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, Sums]:
-        side, pairs = batch.column(SIDE), complete(batch)
-        gap = torch.where(side != 0, logprobs - batch.column(REFERENCE), 0.0)
-        chosen, rejected = (group_sums(gap * (side == sign), batch) for sign in (1, -1))
+        pairs = complete(batch)
+        gap = torch.where(batch.column(SIDE) != 0, logprobs - batch.column(REFERENCE), 0.0)
+        chosen, rejected = side_sums(gap, batch, mean=self.loss_type == "ipo")
         if self.loss_type == "ipo":
-            chosen, rejected = (
-                total / group_sums((side == sign).float(), batch).clamp(min=1)
-                for total, sign in ((chosen, 1), (rejected, -1))
-            )
             losses = (chosen - rejected - 1 / (2 * self.beta)) ** 2
         else:
             losses = -F.logsigmoid(self.beta * (chosen - rejected))
-        with torch.no_grad():
-            chosen_reward, rejected_reward = self.beta * chosen.detach(), self.beta * rejected.detach()
-            sums = {
-                "kept": pairs.sum(),
-                "chosen_reward": chosen_reward[pairs].sum(),
-                "rejected_reward": rejected_reward[pairs].sum(),
-                "reward_accuracy": (chosen_reward > rejected_reward)[pairs].sum(),
-                "reward_margin": (chosen_reward - rejected_reward)[pairs].sum(),
-            }
-        return losses[pairs].sum(), sums
-
-    def count(self, batch: MicroBatch) -> float:
-        return float(complete(batch).sum())
+        return losses[pairs].sum(), self.sums((self.beta * chosen, self.beta * rejected), pairs)

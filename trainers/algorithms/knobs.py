@@ -30,8 +30,9 @@ class Knobs:
     # of them is counted. For DAPO's batch of fixed size set `[policy] dynamic_sampling`, which has others instead
 
     # ---- rewards
-    overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised; 0: none is
-    overlong_factor: float = 1.0  # the penalty at the limit
+    overlong_tokens: int = 0  # replies within so many tokens of max_new_tokens are penalised: of a trajectory the
+    # longest one; 0: none is
+    overlong_factor: float = 1.0  # the penalty at the limit and beyond it
     max_new_tokens: int = 1024  # the limit of a reply, for the overlong penalty and aggregation = constant
     reward_model_coef: float = 0.0  # weight of a held reward model's score in the reward of a trajectory
     recorded_coef: float = 1.0  # weight of the recorded reward beside it; 0: the reward model alone
@@ -39,7 +40,9 @@ class Knobs:
     reward_scale: float = 1.0  # multiplies rewards then
     reward_clip: float = math.inf  # rewards are clipped to plus and minus this
     reward_norm: Norm | None = None  # normalises rewards, over trajectories
-    mask_truncated: bool = False  # a reply that was cut off earns no outcome
+    mask_truncated: bool = False  # a reply that was cut off takes no part: not in the loss, nor in any mean, deviation
+    # or count (DAPO's overlong filtering). With bootstrap_truncated it trains, on what the critic says instead of its
+    # reward, which is in no mean
     kl_coef: float = 0.0  # KL to the reference, in the reward of each token
     kl_estimator: Estimator = "k1"  # how the KLs to the reference are estimated
 
@@ -53,12 +56,13 @@ class Knobs:
     # ---- the loss
     objective: Objective = "clip"  # how a ratio becomes a loss
     ratio_level: Literal["token", "sequence"] = "token"  # sequence: one ratio a sample, as in GSPO
-    clip_low: float = 0.2  # ratios count down to 1 - this
-    clip_high: float | None = None  # ratios count up to 1 + this; none: as clip_low
+    clip_low: float = 0.2  # ratios count down to 1 - this; gmpo: their logarithms down to minus this
+    clip_high: float | None = None  # ratios count up to 1 + this; gmpo: their logarithms up to this; none: as clip_low
     dual_clip: float | None = None  # bounds the loss of negative advantages to this times their size
     sapo_tau_pos: float = 1.0  # steepness of SAPO's gate, positive advantages
     sapo_tau_neg: float = 1.05  # steepness of SAPO's gate, negative advantages
     kl_loss_coef: float = 0.0  # KL to the reference, in the loss: of kl_estimator k2 or k3
+    entropy_coef: float = 0.0  # entropy of the policy, taken off the loss: keeps it from being sure too soon
     aggregation: Aggregation = "token"  # how tokens make the loss of a minibatch: token, sequence or constant
 
     # ---- a teacher
@@ -70,7 +74,8 @@ class Knobs:
     decoupled: bool = False  # clip around the proximal policy, weigh by its ratio to the behaviour policy
     proximal: Method = "recompute"  # decoupled: how the proximal policy is found
     proximal_lag: int = 0  # approximations: how many versions before the batch's own the proximal policy lies
-    rejection: Rejection | None = None  # decoupled: what becomes of weights that are far off
+    rejection: Rejection | None = None  # decoupled: what becomes of weights that are far off: a table with level,
+    # action, metric, agg, upper, lower, weights
     m2_threshold: float | None = None  # M2PO: bound on the second moment of the log-ratio
 
     # ---- the critic
@@ -91,6 +96,7 @@ class Knobs:
             "overlong_factor",
             "kl_coef",
             "kl_loss_coef",
+            "entropy_coef",
             "proximal_lag",
             "teacher_coef",
             "rl_coef",
@@ -134,7 +140,9 @@ class Knobs:
                 self.clip_high is not None and self.clip_high > 0,
                 "cispo bounds ratios from above: set clip_high above 0, such as 4 (eps_clip_higher)",
             )
-            _require(self.ratio_level == "token", "cispo weighs tokens: set ratio_level = token")
+        if self.objective in ("cispo", "gmpo"):
+            why = "cispo weighs tokens" if self.objective == "cispo" else "gmpo clips tokens, then takes their mean"
+            _require(self.ratio_level == "token", f"{why}: set ratio_level = token")
         _require(
             self.objective != "sapo" or not self.decoupled,
             "sapo takes the ratio to the policy that sampled: set decoupled = false",
@@ -170,6 +178,22 @@ class Knobs:
     def high(self) -> float:
         """The upper clip in force."""
         return self.clip_low if self.clip_high is None else self.clip_high
+
+    @property
+    def filters_overlong(self) -> bool:
+        """Whether replies that were cut off are out of the batch."""
+        return self.mask_truncated and not self.bootstrap_truncated
+
+    @property
+    def compares_in_groups(self) -> bool:
+        """Whether a group of equal rewards has nothing to compare."""
+        norms = (self.reward_norm, None if self.critic else self.advantage_norm)
+        return self.dynamic_sampling or any(norm is not None and norm.by_group for norm in norms)
+
+    @property
+    def compares_states(self) -> bool:
+        """Whether a critic finds something to compare in a group of equal rewards, which is not left out either."""
+        return self.critic and not self.dynamic_sampling
 
     @property
     def needs_proximal(self) -> bool:

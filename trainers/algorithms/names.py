@@ -32,6 +32,7 @@ NEW_NAMES = {
     "gae_timestep_unit": "gae_unit",
     "rl_loss_weight": "rl_coef",
     "distill_loss_weight": "teacher_coef",
+    "entropy_coeff": "entropy_coef",
     "dynamic_bs": "dynamic_sampling",
 }
 """Theirs -> ours."""
@@ -65,10 +66,17 @@ SWITCHES: dict[str, tuple[bool, str, str | int]] = {
 }
 """Theirs -> the value that sets something, the knob here, and to what; the other value sets nothing."""
 
-PAIRS = frozenset({"dpo", "ipo", "reward-model"})
+ABSENT = {
+    "jsd": "a mixture of both KLs is not offered: take distill-forward or distill-reverse",
+    "gkd": "it is distill-forward or distill-reverse, of the student's replies with `millrace distill --on-policy`",
+    "opo": "a baseline that is weighed by length is not offered: take rloo, or drgrpo",
+}
+"""Algorithms that are not here, and what is nearest."""
+
+PAIRS = frozenset({"dpo", "ipo", "simpo", "orpo", "reward-model"})
 """Algorithms that learn from two replies to one prompt, of which one was chosen: their groups have two samples."""
 
-VALUES = {"proximal": {"reuse_train_logp": "reuse"}}
+VALUES = {"proximal": {"reuse_train_logp": "reuse"}, "objective": {"geo_mean": "gmpo"}}
 """Knob here -> their values of it -> ours."""
 
 

@@ -12,6 +12,20 @@ Groups are those that the samples name, of whatever size: nothing is sliced. Wha
 as 0. A group of one has nothing to compare and comes out as 0 when its mean is taken; its std counts as 1. Statistics
 of the batch are summed over ranks by `reduce`, which every rank calls equally often, whatever it holds; sums are exact
 before they are reduced, so they do not depend on the order of the samples.
+
+Who takes part, in every mean and deviation alike:
+
+    a reply counts      it has a reward, and a token that may pull: neither cut off under mask_truncated, nor stale
+                        altogether, nor rejected altogether by what is known before the step
+    a group teaches     the rewards of its replies that count are not all equal; asked where a normalisation takes a
+                        mean or a deviation of groups, and under dynamic_sampling; elsewhere the batch is compared, or a
+                        critic says what a state is worth, and every group teaches
+    tokens of advantage_norm    those that may pull, of replies that count, in groups that teach
+
+All others have no influence on anybody's advantage, and an advantage of 0. So one long failure more in a group without
+a success changes nothing, and what is not trained on is no baseline either. A reply that counts has its reward in its
+group's statistics although some of its tokens are masked. Approximated proximal policies reject in the step, and M2PO
+drops tokens of the whole batch, when advantages stand: what these leave out has been in the baseline.
 """
 
 from __future__ import annotations
@@ -31,6 +45,8 @@ Reduce: TypeAlias = Callable[[Sequence[float]], list[float]]
 """Adds each value up over the ranks."""
 
 LEVELS = (None, "batch", "group")
+ROUNDING = 1e-12
+"""Rewards that differ by less, as a share of the largest, are equal: sums of the same parts in another order."""
 
 
 def alone(values: Sequence[float]) -> list[float]:
@@ -57,6 +73,11 @@ class Norm:
             raise BadConfiguration(f"eps {self.eps} of a normalisation must be above 0: it divides groups of equals")
         if self.mean_leave1out and self.mean_level is None:
             raise BadConfiguration("mean_leave1out needs a mean_level: batch or group")
+
+    @property
+    def by_group(self) -> bool:
+        """Whether values are compared within their group."""
+        return "group" in (self.mean_level, self.std_level)
 
     @classmethod
     def parse(cls, value: object) -> Norm | None:
@@ -98,22 +119,35 @@ def normalise(
     mask: NDArray[np.bool_] | None = None,
     reduce: Reduce = alone,
 ) -> NDArray[np.float64]:
-    """values float64[n], the group of each, mask bool[n] -> float64[n]. All masked: unchanged."""
+    """values float64[n], the group of each, mask bool[n] -> float64[n]."""
     is_counted = np.ones(len(values), bool) if mask is None else np.asarray(mask, bool)
-    of_group: dict[str, list[int]] = {}
-    for index in np.flatnonzero(is_counted):
-        of_group.setdefault(groups[index], []).append(int(index))
-    members = [np.array(indices) for indices in of_group.values()]
+    members = _members(groups, np.flatnonzero(is_counted))
     mean = _means(values, is_counted, members, norm, reduce)
     divisor = _divisors(values, is_counted, members, norm, reduce)
-    if len(values) and not is_counted.any():
-        return values
     out = np.zeros(len(values))
     out[is_counted] = ((values - mean) / divisor)[is_counted]
     return out
 
 
+def differs_in_group(values: NDArray[np.float64], groups: Sequence[str]) -> NDArray[np.bool_]:
+    """values float64[n], the group of each -> bool[n]: whether its group has values that differ by more than rounding.
+    So no group of one."""
+    out = np.zeros(len(values), bool)
+    for indices in _members(groups, np.arange(len(values))):
+        x = values[indices]
+        out[indices] = np.ptp(x) > ROUNDING * np.abs(x).max()
+    return out
+
+
 _Members = list[NDArray[np.int64]]
+
+
+def _members(groups: Sequence[str], chosen: NDArray[np.int64]) -> _Members:
+    """The chosen indices, by group."""
+    of_group: dict[str, list[int]] = {}
+    for index in chosen.tolist():
+        of_group.setdefault(groups[index], []).append(index)
+    return [np.array(indices) for indices in of_group.values()]
 
 
 def _means(

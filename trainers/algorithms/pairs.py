@@ -16,8 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millrace.trainers.algorithms.base import Weights
+from millrace.trainers.algorithms.base import Scores, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.masks import fresh
+from millrace.trainers.algorithms.normalisation import Reduce, alone
 from millrace.trainers.batches.packing import KEEP, SIDE, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
@@ -64,3 +65,40 @@ def group_sums(values: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
 def complete(batch: MicroBatch) -> torch.Tensor:
     """bool, one a group of the micro-batch: whether it is a pair."""
     return group_sums(batch.column(SIDE).abs(), batch) > 0
+
+
+def side_sums(values: torch.Tensor, batch: MicroBatch, *, mean: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """float[M] -> float64 of the chosen and of the rejected reply of each group: sums over its tokens, or means."""
+    side = batch.column(SIDE)
+    totals = [group_sums(torch.where(side == sign, values, 0.0), batch) for sign in (1, -1)]
+    if mean:
+        sizes = [group_sums((side == sign).float(), batch) for sign in (1, -1)]
+        totals = [total / size.clamp(min=1) for total, size in zip(totals, sizes, strict=True)]
+    return totals[0], totals[1]
+
+
+class PairAlgorithm(TokenAlgorithm):
+    """What learns from pairs of replies by their log-probabilities."""
+
+    measures = ("kept", "chosen_reward", "rejected_reward", "reward_accuracy", "reward_margin")
+    whole = True
+
+    def weigh(
+        self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
+    ) -> Weights:
+        return pair_weights(samples, oldest)
+
+    def count(self, batch: MicroBatch) -> float:
+        return float(complete(batch).sum())
+
+    def sums(self, rewards: tuple[torch.Tensor, torch.Tensor], pairs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Implicit rewards float64 of the chosen and of the rejected reply of each group, of which `pairs` bool are
+        pairs -> what `measures` names."""
+        chosen, rejected = (reward.detach()[pairs] for reward in rewards)
+        return {
+            "kept": pairs.sum(),
+            "chosen_reward": chosen.sum(),
+            "rejected_reward": rejected.sum(),
+            "reward_accuracy": (chosen > rejected).sum(),
+            "reward_margin": (chosen - rejected).sum(),
+        }

@@ -8,7 +8,8 @@
     w_t   repair of samples that another policy drew              `repair.py`
     loss  sum_t w_t L_t keep_t / N                                `aggregation.py`
 
-A trajectory without a reward takes no part: neither in statistics nor with its tokens, which N still counts.
+A trajectory without a reward, or without a token that may pull, takes no part: neither in statistics nor with its
+tokens, which N still counts. A reply that was cut off, where these are masked, is not even counted.
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ from numpy.typing import NDArray
 
 from millrace.trainers.algorithms import advantages as adv
 from millrace.trainers.algorithms import distill, kl, proximal
-from millrace.trainers.algorithms.aggregation import aggregate, count, token_sum
+from millrace.trainers.algorithms.aggregation import aggregate, count, sample_sums, token_sum
 from millrace.trainers.algorithms.base import Algorithm, Scores, Sums, TokenAlgorithm, Weights
 from millrace.trainers.algorithms.knobs import Knobs
 from millrace.trainers.algorithms.masks import fresh, second_moment
-from millrace.trainers.algorithms.normalisation import Reduce, alone, normalise
-from millrace.trainers.algorithms.policy_loss import cispo, clipped_surrogate, sapo, sequence_advantages, sequence_ratio
+from millrace.trainers.algorithms.normalisation import Reduce, alone, differs_in_group, normalise
+from millrace.trainers.algorithms.policy_loss import (
+    cispo,
+    clipped_surrogate,
+    gmpo,
+    sapo,
+    sequence_advantages,
+    sequence_ratio,
+)
 from millrace.trainers.algorithms.repair import clamp_marks, repair
 from millrace.trainers.algorithms.rewards import RewardTable, mix_rewards, recorded_rewards
 from millrace.trainers.algorithms.value_loss import ValueLoss
@@ -50,6 +58,14 @@ from millrace.trainers.errors import BadConfiguration
 N = TypeVar("N", bound=np.generic)
 
 MEASURES = ("kept", "clipped", "ratio", "kl", "entropy", "behaviour_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTokens:
+    """A batch's tokens before it is cut. owners int64[M]: which of `samples` samples a token belongs to."""
+
+    owners: torch.Tensor
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,11 @@ class PolicyGradient(TokenAlgorithm):
 
     @property
     def pulls(self) -> bool:
-        return self.knobs.teacher_coef == 0 and self.knobs.kl_loss_coef == 0
+        return self.knobs.teacher_coef == self.knobs.kl_loss_coef == self.knobs.entropy_coef == 0
+
+    @property
+    def entropy_learns(self) -> bool:
+        return self.knobs.entropy_coef > 0
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -108,14 +128,16 @@ class PolicyGradient(TokenAlgorithm):
     # ---- before the step
 
     def accept(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Dynamic sampling: groups with at least two different rewards."""
+        """No reply that was cut off, where these are masked; then, under dynamic sampling, groups with at least two
+        different rewards."""
+        whole = [sample for sample in samples if not (self.knobs.filters_overlong and sample.truncated)]
         if not self.knobs.dynamic_sampling:
-            return list(samples)
-        rewards: dict[str, set[float]] = {}
-        for sample in samples:
-            if sample.reward is not None:
-                rewards.setdefault(sample.group, set()).add(sample.reward)
-        return [sample for sample in samples if len(rewards.get(sample.group, ())) > 1]
+            return whole
+        rewards = recorded_rewards(whole)
+        groups = [group for group, _ in rewards]
+        differs = differs_in_group(np.array(list(rewards.values()), np.float64), groups)
+        teaching = {group for group, teaches in zip(groups, differs, strict=True) if teaches}
+        return [sample for sample in whole if sample.group in teaching]
 
     def weigh(
         self, samples: Sequence[Sample], oldest: int | None, scores: Scores | None = None, reduce: Reduce = alone
@@ -124,10 +146,12 @@ class PolicyGradient(TokenAlgorithm):
         in_order = sorted(samples, key=lambda s: (s.group, s.trajectory, s.lineage))
         lengths = np.array([s.trainable for s in in_order], np.int64)
         reward_table = self.trained_rewards(in_order, score_table)
-        outcomes = self._outcomes(in_order, reward_table, reduce)
         keep = _flat([fresh(s, oldest) & ((s.group, s.trajectory) in reward_table) for s in in_order], np.bool_)
         behaviour = _flat([s.logprobs[s.mask != 0] for s in in_order], np.float32)
         old_logprobs = _role_scores(score_table, PROXIMAL, in_order) if k.needs_proximal and score_table else behaviour
+        may_pull = self._may_pull(lengths, keep, old_logprobs, behaviour)
+        outcomes, teaches = self._outcomes(in_order, may_pull, reward_table, reduce)
+        takes_part = keep & np.repeat(may_pull & teaches, lengths)
         rewards = adv.outcome_rewards(self._kl_rewards(in_order, old_logprobs, keep, score_table), lengths, outcomes)
         values, last = np.zeros(len(old_logprobs)), np.zeros(len(in_order))
         if k.critic:
@@ -137,7 +161,8 @@ class PolicyGradient(TokenAlgorithm):
         advantages, returns = self._estimate(in_order, rewards, values, lengths, last)
         if k.advantage_norm is not None:
             groups = [s.group for s, n in zip(in_order, lengths, strict=True) for _ in range(n)]
-            advantages = normalise(advantages, groups, k.advantage_norm, mask=keep, reduce=reduce)
+            advantages = normalise(advantages, groups, k.advantage_norm, mask=takes_part, reduce=reduce)
+        advantages = np.where(takes_part, advantages, 0.0)
         if k.m2_threshold is not None:
             keep = second_moment(behaviour, _role_scores(score_table, PROXIMAL, in_order), keep, k.m2_threshold, reduce)
         columns = {ADVANTAGES: advantages, KEEP: keep}
@@ -157,30 +182,50 @@ class PolicyGradient(TokenAlgorithm):
         coefs = {"recorded_coef": k.recorded_coef, "reward_model_coef": k.reward_model_coef}
         return mix_rewards(samples, scores[REWARD_MODEL], **coefs)
 
-    def _outcomes(self, in_order: Sequence[Sample], reward_table: RewardTable, reduce: Reduce) -> adv.F64:
-        """The shaped and normalised reward of each sample's trajectory, 0 where there is none."""
+    def _may_pull(
+        self, lengths: adv.Ints, keep: NDArray[np.bool_], old: NDArray[np.float32], behaviour: NDArray[np.float32]
+    ) -> NDArray[np.bool_]:
+        """bool[S]: whether a token of the sample may pull, as far as it is known before the step."""
         k = self.knobs
-        trajectories = sorted(reward_table)
+        tokens = FlatTokens(torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)), len(lengths))
+        stays = torch.from_numpy(keep)
+        if k.rejection is not None and k.rejection.action == "mask" and k.needs_proximal:
+            stays = repair(torch.from_numpy(old), torch.from_numpy(behaviour), stays.float(), k.rejection, tokens)[1]
+        return (sample_sums(stays.float(), tokens) > 0).numpy()
+
+    def _outcomes(
+        self, in_order: Sequence[Sample], may_pull: NDArray[np.bool_], reward_table: RewardTable, reduce: Reduce
+    ) -> tuple[adv.F64, NDArray[np.bool_]]:
+        """The shaped and normalised reward of each sample's trajectory, 0 where it does not count; and whether its
+        group teaches, bool[S]."""
+        k = self.knobs
+        counts = {
+            (s.group, s.trajectory)
+            for s, may in zip(in_order, may_pull, strict=True)
+            if may and not (s.truncated and k.mask_truncated)
+        }
+        trajectories = sorted(reward_table.keys() & counts)
+        groups = [group for group, _ in trajectories]
         rewards = np.array([reward_table[key] for key in trajectories], np.float64)
         if k.overlong_tokens:
-            longest: dict[str, int] = {}
-            for sample in in_order:
-                longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
-            sizes = np.array([longest[trajectory] for _, trajectory in trajectories], np.float64)
+            longest = dict.fromkeys(trajectories, 0)
+            for s in in_order:
+                if (key := (s.group, s.trajectory)) in longest:
+                    longest[key] = max(longest[key], adv.longest_reply(s.mask))
+            sizes = np.array(list(longest.values()), np.float64)
             rewards = rewards + adv.overlong_penalty(
                 sizes, limit=k.max_new_tokens, buffer=k.overlong_tokens, factor=k.overlong_factor
             )
         rewards = adv.shape(rewards, bias=k.reward_bias, scale=k.reward_scale, clip=k.reward_clip)
+        teaches = differs_in_group(rewards, groups) if k.compares_in_groups else np.ones(len(rewards), bool)
         if k.reward_norm is not None:
-            rewards = normalise(rewards, [group for group, _ in trajectories], k.reward_norm, reduce=reduce)
-        by_trajectory = dict(zip(trajectories, rewards.tolist(), strict=True))
-        return np.array(
-            [
-                0.0 if s.truncated and k.mask_truncated else by_trajectory.get((s.group, s.trajectory), 0.0)
-                for s in in_order
-            ],
-            np.float64,
-        )
+            rewards = normalise(rewards, groups, k.reward_norm, mask=teaches, reduce=reduce)
+        by_trajectory = {
+            key: (reward, k.compares_states or bool(teach))
+            for key, reward, teach in zip(trajectories, rewards.tolist(), teaches, strict=True)
+        }
+        pairs = [by_trajectory.get((s.group, s.trajectory), (0.0, k.compares_states)) for s in in_order]
+        return np.array([reward for reward, _ in pairs], np.float64), np.array([teach for _, teach in pairs], np.bool_)
 
     def _kl_rewards(
         self, in_order: Sequence[Sample], old_logprobs: NDArray[np.float32], keep: NDArray[np.bool_], scores: Scores
@@ -219,12 +264,14 @@ class PolicyGradient(TokenAlgorithm):
             weight, keep = repair(old_logprobs, batch.behaviour, keep, k.rejection, batch)
             weight = torch.where(keep > 0, weight, 0.0)
         ratio, advantages = torch.exp(logprobs - old_logprobs), batch.advantages
-        if k.ratio_level == "sequence":
+        if k.ratio_level == "sequence" or k.objective == "gmpo":
             ratio = sequence_ratio(logprobs - old_logprobs, batch.keep, batch)
             advantages = sequence_advantages(advantages, batch.keep, batch)
         is_clipped = torch.zeros_like(ratio, dtype=torch.bool)
         if k.objective == "clip":
             losses, is_clipped = clipped_surrogate(ratio, advantages, k.clip_low, k.high, k.dual_clip)
+        elif k.objective == "gmpo":
+            losses, is_clipped = gmpo(logprobs - old_logprobs, advantages, k.clip_low, k.high, batch.keep, batch)
         elif k.objective == "sapo":
             losses = sapo(ratio, advantages, k.sapo_tau_pos, k.sapo_tau_neg)
         else:
@@ -237,6 +284,8 @@ class PolicyGradient(TokenAlgorithm):
         if k.kl_loss_coef > 0:
             gap = kl.estimate(k.kl_estimator, logprobs, batch.column(REFERENCE))
             losses = losses + k.kl_loss_coef * gap
+        if k.entropy_coef > 0:
+            losses = losses - k.entropy_coef * torch.where(keep > 0, entropy, 0.0)
         loss = aggregate(k.aggregation, losses, keep, batch)
         with torch.no_grad():
             distance = logprobs.detach() - batch.behaviour

@@ -89,6 +89,16 @@ PRESETS: dict[str, Preset] = {
         "REINFORCE weighed by a bounded ratio: no token's gradient is dropped.",
         {**GROUP_NORMS, "objective": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     ),
+    "gmpo": Preset(
+        "The geometric mean of a sample's ratios, each clipped by itself and wider.",
+        {
+            "reward_norm": GROUP,
+            "objective": "gmpo",
+            "clip_low": 0.4,
+            "clip_high": 0.4,
+            "aggregation": "sequence",
+        },
+    ),
     "m2po": Preset(
         "The tokens that are furthest from the policy are left out until the second moment is small.",
         {**GROUP_NORMS, "clip_high": 0.28, "decoupled": True, "m2_threshold": 0.04},

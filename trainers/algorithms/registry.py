@@ -12,16 +12,21 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.dpo import Dpo
 from millrace.trainers.algorithms.knobs import Knobs
-from millrace.trainers.algorithms.names import NEW_NAMES, check_switches, translate
+from millrace.trainers.algorithms.kto import Kto
+from millrace.trainers.algorithms.names import ABSENT, NEW_NAMES, check_switches, translate
 from millrace.trainers.algorithms.normalisation import Norm
+from millrace.trainers.algorithms.orpo import Orpo
 from millrace.trainers.algorithms.policy import PolicyGradient
 from millrace.trainers.algorithms.presets import ALIASES, PRESETS
 from millrace.trainers.algorithms.repair import Rejection
 from millrace.trainers.algorithms.reward_model import RewardModel
 from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.algorithms.simpo import Simpo
 from millrace.trainers.errors import BadConfiguration
 
-Kind: TypeAlias = type[Sft] | type[Awr] | type[Dpo] | type[RewardModel] | type[Distill]
+Kind: TypeAlias = (
+    type[Sft] | type[Awr] | type[Dpo] | type[Simpo] | type[Orpo] | type[Kto] | type[RewardModel] | type[Distill]
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,9 @@ OTHERS: dict[str, OtherAlgorithm] = {
     "awr": OtherAlgorithm(Awr, "Imitates each reply by how much better it was than the others of its group.", {}),
     "dpo": OtherAlgorithm(Dpo, "Raises the chosen reply over the rejected one, against a frozen reference.", {}),
     "ipo": OtherAlgorithm(Dpo, "The same as DPO with a margin to reach instead of one to widen.", {"loss_type": "ipo"}),
+    "simpo": OtherAlgorithm(Simpo, "Prefers by the mean log-probability of a reply, without a reference.", {}),
+    "orpo": OtherAlgorithm(Orpo, "Imitates the chosen reply and lowers the odds of the rejected one.", {}),
+    "kto": OtherAlgorithm(Kto, "Raises good replies and lowers bad ones, each by itself, against a reference.", {}),
     "reward-model": OtherAlgorithm(RewardModel, "A scalar head that scores the chosen reply higher.", {}),
     "distill-forward": OtherAlgorithm(Distill, "Covers all that the teacher may say.", {"direction": "forward"}),
     "distill-reverse": OtherAlgorithm(Distill, "Seeks what the teacher would say most.", {"direction": "reverse"}),
@@ -59,6 +67,8 @@ def algorithm(name: str, **knobs: object) -> Algorithm:
     canonical = ALIASES.get(name.lower(), name.lower())
     if canonical in PRESETS:
         return policy(canonical, **knobs)
+    if canonical in ABSENT:
+        raise BadConfiguration(f"no algorithm {name!r}: {ABSENT[canonical]}")
     if canonical not in OTHERS:
         raise BadConfiguration(f"no algorithm {name!r}{_nearest(name, [*names(), *ALIASES])}")
     entry = OTHERS[canonical]

@@ -4,8 +4,10 @@
     w_t = exp(d_t)                     multiplies the loss, so that the step is unbiased
 
     metric     ratio exp(d), k1 d, k2 d^2/2, k3 exp(-d) - 1 + d, or binary_kl max(KL(P,B), KL(B,P)) of "this token"
-    level      token; or sequence: the metric's mean, sum or max over the sample, a ratio's in log space, and then the
-               ratio is every token's weight
+    level      of what is compared: token; or sequence: the metric's mean, sum or max over the sample, a ratio's in log
+               space
+    weights    of w: token, or sequence: exp of the mean, sum or max of d over the sample, at each of its tokens. Where
+               it is left out: as level of a ratio, tokens otherwise
     action     mask: outside [lower, upper] a token (or sample) pulls no more; clamp: its weight is brought inside
 
 Where the gap comes from, and TIS: https://fengyao.notion.site/off-policy-rl; IcePop: https://arxiv.org/abs/2510.18855;
@@ -17,7 +19,7 @@ unlikely token however large its ratio. Denominators do not notice: `aggregation
     TIS      token, clamp, ratio, upper 2
     IcePop   token, mask, ratio, 0.5 to 5
     KPop     token, mask, binary_kl, upper 2
-    MIS      sequence, mask, ratio, upper 2
+    MIS      sequence, mask, ratio, upper 2; with weights = token only whole samples are judged, by their geometric mean
 """
 
 from __future__ import annotations
@@ -29,8 +31,7 @@ from typing import Literal
 import torch
 
 from millrace.trainers.algorithms import kl
-from millrace.trainers.algorithms.aggregation import sample_sums
-from millrace.trainers.batches.packing import MicroBatch
+from millrace.trainers.algorithms.aggregation import TokenOwners, sample_sums
 from millrace.trainers.errors import BadConfiguration
 
 CHOICES = {
@@ -38,6 +39,7 @@ CHOICES = {
     "action": ("mask", "clamp"),
     "metric": ("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"),
     "agg": ("mean", "sum", "max"),
+    "weights": (None, "token", "sequence"),
 }
 
 
@@ -51,11 +53,14 @@ class Rejection:
     agg: Literal["mean", "sum", "max"] = "mean"
     upper: float = 5.0
     lower: float | None = None
+    weights: Literal["token", "sequence"] | None = None
 
     def __post_init__(self) -> None:
         for name, options in CHOICES.items():
             if getattr(self, name) not in options:
-                raise BadConfiguration(f"rejection {name} {getattr(self, name)!r} is none of {', '.join(options)}")
+                raise BadConfiguration(
+                    f"rejection {name} {getattr(self, name)!r} is none of {', '.join(filter(None, options))}"
+                )
         if self.metric == "ratio" and not (self.upper > 1 and (self.lower is None or self.lower > 0)):
             raise BadConfiguration(f"a ratio is kept between a lower bound above 0 and an upper above 1, not {self}")
         if self.metric in ("kl_k2", "kl_k3", "binary_kl") and not self.upper > 0:
@@ -64,8 +69,15 @@ class Rejection:
             raise BadConfiguration(f"clamp brings ratios inside their bounds; with {self.metric} choose action = mask")
         if self.lower is not None and (self.metric == "binary_kl" or self.lower > self.upper):
             raise BadConfiguration(f"rejection lower {self.lower} must be at most upper; binary_kl takes none")
-        if self.level == "token" and self.agg != "mean":
+        if self.action == "clamp" and self.weights not in (None, self.level):
+            raise BadConfiguration(f"clamp bounds the weights themselves: set level = {self.weights}, or leave it")
+        if self.agg != "mean" and "sequence" not in (self.level, self.weights):
             raise BadConfiguration(f"agg {self.agg} joins the tokens of a sample: set level = sequence, or leave it")
+
+    @property
+    def weight_level(self) -> str:
+        """Of whom a weight is: token or sequence."""
+        return self.weights or (self.level if self.metric == "ratio" else "token")
 
     @classmethod
     def parse(cls, value: object) -> Rejection | None:
@@ -90,19 +102,16 @@ def log_ratio(proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
 
 
 def repair(
-    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection | None, batch: MicroBatch
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection | None, batch: TokenOwners
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights float[M], and `keep` less what is rejected."""
     d = log_ratio(proximal, behaviour)
-    weight = torch.exp(d)
     if rule is None:
-        return weight, keep
-    distance = _measure(d, behaviour, rule)
-    if rule.level == "sequence":
-        distance = _by_sample(distance, keep, rule.agg, batch)[batch.owners]
+        return torch.exp(d), keep
+    weight = torch.exp(_at_level(rule.weight_level, d, keep, rule, batch))
+    distance = _at_level(rule.level, _measure(d, behaviour, rule), keep, rule, batch)
     if rule.metric == "ratio":
         distance = torch.exp(distance)
-        weight = distance if rule.level == "sequence" else weight
     if rule.action == "clamp":
         return weight.clamp(rule.lower or 0.0, rule.upper), keep
     inside = distance <= rule.upper
@@ -112,13 +121,10 @@ def repair(
 
 
 def clamp_marks(
-    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: MicroBatch
+    proximal: torch.Tensor, behaviour: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: TokenOwners
 ) -> torch.Tensor:
     """1.0 where a rule whose action is clamp changes a token's weight, float[M]."""
-    log_weight = log_ratio(proximal, behaviour)
-    if rule.level == "sequence":
-        log_weight = _by_sample(log_weight, keep, rule.agg, batch)[batch.owners]
-    weight = torch.exp(log_weight)
+    weight = torch.exp(_at_level(rule.weight_level, log_ratio(proximal, behaviour), keep, rule, batch))
     return ((weight > rule.upper) | (weight < (rule.lower or 0.0))).float()
 
 
@@ -133,7 +139,13 @@ def _measure(d: torch.Tensor, behaviour: torch.Tensor, rule: Rejection) -> torch
             return kl.estimate(rule.metric.removeprefix("kl_"), d, torch.zeros_like(d))
 
 
-def _by_sample(values: torch.Tensor, keep: torch.Tensor, agg: str, batch: MicroBatch) -> torch.Tensor:
+def _at_level(
+    level: str, values: torch.Tensor, keep: torch.Tensor, rule: Rejection, batch: TokenOwners
+) -> torch.Tensor:
+    return values if level == "token" else _by_sample(values, keep, rule.agg, batch)[batch.owners]
+
+
+def _by_sample(values: torch.Tensor, keep: torch.Tensor, agg: str, batch: TokenOwners) -> torch.Tensor:
     """float[M] -> float[S] over the tokens that are kept; 0 where there are none."""
     if agg == "max":
         lowest = torch.where(keep > 0, values, -torch.inf)

@@ -1,6 +1,7 @@
 """Rows as something to learn from: demonstrations, pairs, prompts. What is none is refused with its place and reason.
 
     demonstrations   {"messages": [...]}  |  {"prompt": P, "completion": R}  |  {"tokens": [...], "mask": [...]}
+    rated replies    a demonstration with "label": true, false, 1 or 0
     pairs            {"prompt": P, "chosen": R, "rejected": R}  |  {"chosen": [...], "rejected": [...]} of messages
     prompts          {"prompt": P}  |  {"messages": [...]}, up to the last one that is no assistant's
 
@@ -24,6 +25,8 @@ from millrace.trainers.offline.rows import DataRow
 from millrace.trainers.offline.text import Encoder, MarkedTokens, is_messages, is_tokens
 
 Make = Callable[[Mapping[str, object], Encoder], list[MarkedTokens]]
+Rate = Callable[[Mapping[str, object]], float | None]
+"""The reward that a row of one sequence names. Raises BadData where it should and does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,12 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class OfflineItem:
-    """What one row became: one sequence, or the chosen and the rejected one of a pair."""
+    """What one row became: one sequence with the reward that its row names, if any, or the chosen and the rejected one
+    of a pair."""
 
     where: str
     readings: tuple[TokenSequence, ...]
+    reward: float | None = None
 
     def samples(self, seq: int, version: int = 0) -> list[Sample]:
         """The item as samples of one group; of a pair the chosen one has the higher reward."""
@@ -49,7 +54,7 @@ class OfflineItem:
                 mask=reading.mask,
                 logprobs=np.zeros(len(reading.tokens), np.float32),
                 versions=np.where(reading.mask != 0, version, -1).astype(np.int32),
-                reward=None if len(self.readings) == 1 else float(place == 0),
+                reward=self.reward if len(self.readings) == 1 else float(place == 0),
                 seq=seq,
                 group=str(seq),
                 trajectory=f"{seq}.{place}",
@@ -67,9 +72,11 @@ class Data:
 
     @property
     def digest(self) -> str:
-        """sha256 hex of all tokens and masks, in order."""
+        """sha256 hex of all tokens, masks and rewards, in order."""
         out = hashlib.sha256()
         for item in self.items:
+            if item.reward is not None:
+                out.update(f"reward {item.reward!r}".encode())
             for reading in item.readings:
                 out.update(len(reading.tokens).to_bytes(8, "little"))
                 out.update(reading.tokens.tobytes())
@@ -84,6 +91,7 @@ def load(
     *,
     vocabulary: int,
     longest: int,
+    rate: Rate = lambda row: None,
     strict: bool = False,
     on_reject: Callable[[str, str], None] = lambda where, reason: None,
 ) -> Data:
@@ -95,6 +103,7 @@ def load(
             if row.problem is not None:
                 raise BadData(row.problem)
             readings = tuple(_reading(marks, vocabulary, longest) for marks in make(row.content, encoder))
+            reward = rate(row.content)
         except BadData as error:
             if strict:
                 raise BadData(f"{row.where}: {error}") from error
@@ -102,7 +111,7 @@ def load(
             data.refused[reason.partition(":")[0]] += 1
             on_reject(row.where, reason)
             continue
-        data.items.append(OfflineItem(row.where, readings))
+        data.items.append(OfflineItem(row.where, readings, reward))
     if not data.items:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in data.refused.most_common(3))
         raise BadData(f"no row to learn from{': ' + reasons if reasons else ', the data is empty'}")
@@ -127,6 +136,14 @@ def demonstration(row: Mapping[str, object], encoder: Encoder) -> list[MarkedTok
     if "prompt" in row and "completion" in row:
         return [_trains(encoder.exchange(row["prompt"], row["completion"], row.get("tools")))]
     raise BadData(f"no known shape: it has {_columns(row)}; wanted messages, prompt and completion, or tokens and mask")
+
+
+def label(row: Mapping[str, object]) -> float:
+    """1 of what is good, 0 of what is not."""
+    value = row.get("label")
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        raise BadData("no label: it must be true, false, 1 or 0")
+    return float(value)
 
 
 def pair(row: Mapping[str, object], encoder: Encoder) -> list[MarkedTokens]:

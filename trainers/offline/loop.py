@@ -21,8 +21,9 @@ from millrace.infra import durable
 from millrace.infra.versions import NAME, remove
 from millrace.trainers import flops
 from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.backends.layout import ACTOR
 from millrace.trainers.backends.torch.backend import TorchBackend
-from millrace.trainers.batches.packing import cut, pack
+from millrace.trainers.batches.packing import PROXIMAL, Floats, cut, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration, CheckpointError, CorruptCheckpoint
 from millrace.trainers.learning import Trainer
@@ -224,12 +225,14 @@ def measure(backend: TorchBackend, algorithm: Algorithm, samples: Sequence[Sampl
     model = backend.model
     model.train(False)
     try:
-        for members in cut(samples, budget, unite=algorithm.whole):
-            micro = pack(members)
-            scores = {
-                role: micro.split(backend.score([micro], algorithm.temperature, role)[0]) for role in algorithm.needs
-            }
-            micro = micro.attach_samples(algorithm.weigh(members, None, scores))
+        micros = [pack(members) for members in cut(samples, budget, unite=algorithm.whole)]
+        scores: dict[str, dict[Sample, Floats]] = {}
+        for name in algorithm.needs:
+            columns = backend.score(micros, algorithm.temperature, ACTOR if name == PROXIMAL else name)
+            rows = [micro.split(column) for micro, column in zip(micros, columns, strict=True)]
+            scores[name] = {sample: row for split in rows for sample, row in split.items()}
+        weights = algorithm.weigh([sample for micro in micros for sample in micro.members], None, scores)
+        for micro in (micro.attach_samples(weights) for micro in micros):
             with torch.no_grad():
                 loss_sum, sums = algorithm.evaluate(backend.passes(micro))
             totals["loss"] += float(loss_sum)

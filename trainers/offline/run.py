@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.kto import mismatches
 from millrace.trainers.algorithms.registry import algorithm
 from millrace.trainers.backends.base import Adam
 from millrace.trainers.backends.layout import REFERENCE, TEACHER
@@ -43,11 +44,16 @@ SHAPES: Mapping[str, Make] = {
     "sft": shapes.demonstration,
     "dpo": shapes.pair,
     "ipo": shapes.pair,
+    "simpo": shapes.pair,
+    "orpo": shapes.pair,
+    "kto": shapes.demonstration,
     "reward-model": shapes.pair,
     "distill-forward": shapes.demonstration,
     "distill-reverse": shapes.demonstration,
 }
 """What each algorithm that learns from files reads."""
+WITH_LABEL = ("kto",)
+"""Those whose rows have a label too."""
 
 
 def run(
@@ -79,6 +85,8 @@ def run(
         if job.on_policy:
             student = Student(backend, data.items, encoder.end, job.max_tokens, learner.temperature, job.seed)
             batch = student.answer
+        elif job.algorithm in WITH_LABEL:
+            batch = partial(_rated_samples, data.items, job.max_length or backend.longest)
         return train(
             trainer,
             backend,
@@ -106,7 +114,10 @@ def _algorithm(job: Job) -> Algorithm:
         raise BadConfiguration("a reward model has a head of its own, which an adapter is not: leave lora out")
     if job.max_tokens < 1 or job.epochs < 1 or job.steps < 0:
         raise BadConfiguration("max_tokens and epochs must be above 0, steps not below")
-    return algorithm(job.algorithm, **job.knobs)
+    learner = algorithm(job.algorithm, **job.knobs)
+    if job.reference is not None and REFERENCE not in learner.holds:
+        raise BadConfiguration(f"{job.algorithm} compares with no other model: leave reference out")
+    return learner
 
 
 def _frozen_models(job: Job) -> dict[str, Callable[[], State]]:
@@ -135,6 +146,7 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, obser
         encoder,
         vocabulary=vocabulary,
         longest=longest,
+        rate=shapes.label if job.algorithm in WITH_LABEL else lambda row: None,
         strict=job.strict,
         on_reject=observer.on_refusal,
     )
@@ -142,6 +154,12 @@ def _read(job: Job, state: State, backend: TorchBackend, encoder: Encoder, obser
 
 def _samples_of(items: Sequence[OfflineItem], step: int, indexes: Sequence[int]) -> list[Sample]:
     return [sample for seq, index in enumerate(indexes) for sample in items[index].samples(seq)]
+
+
+def _rated_samples(items: Sequence[OfflineItem], longest: int, step: int, indexes: Sequence[int]) -> list[Sample]:
+    """And those that tell how far the policy is from its reference."""
+    samples = _samples_of(items, step, indexes)
+    return [*samples, *mismatches(samples, longest)]
 
 
 def _about(job: Job, data: Data) -> dict[str, object]:

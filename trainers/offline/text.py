@@ -6,7 +6,9 @@ behind the end token of a reply is not trained; tokens that are given as such ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -88,15 +90,37 @@ class Encoder:
                     "give each reply a row of its own, as prompt and completion"
                 )
             context, answer = self._encode(before[len(prefix) :]), self._encode(after[len(before) :])
-            count = len(answer)
-            if self.end in answer:
-                count = len(answer) - answer[::-1].index(self.end)
+            count = self._said(answer)
             tokens += context + answer
             mask += [0] * len(context) + [1] * count + [0] * (len(answer) - count)
             prefix = after
         if not tokens:
             raise BadData("no assistant message to learn from")
         return tokens, mask
+
+    def _said(self, answer: Sequence[int]) -> int:
+        """How many tokens of an assistant's turn an engine would sample: those up to the last that ends a reply. Where
+        none does, whitespace behind a special token is the template's, as Gemma's newline behind its end of turn."""
+        ends = [at for at, token in enumerate(answer) if token in self._ends]
+        if ends:
+            return ends[-1] + 1
+        special = [at for at, token in enumerate(answer) if token in self._special]
+        if special and not self._tokenizer.decode(list(answer[special[-1] + 1 :])).strip():
+            return special[-1] + 1
+        return len(answer)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The tokens at which engines stop, as the model directory names them."""
+        path = self.directory / "generation_config.json"
+        setting = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
+        more = setting if isinstance(setting, list) else [setting]
+        return frozenset(token for token in (self.end, *more) if isinstance(token, int))
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(int(token) for token, about in added if about.special)
 
     def _encode(self, text: str, *, special: bool = False) -> list[int]:
         return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]

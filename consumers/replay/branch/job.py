@@ -56,6 +56,8 @@ METHODS: Mapping[str, Method] = {
     "m2po": Method("leaves out the tokens that are furthest from the policy", "m2po", groups, ratios=True),
     "dpo": Method("prefers the better one of each pair", "dpo", pairs),
     "ipo": Method("the same with a bounded gap", "ipo", pairs),
+    "simpo": Method("prefers without a reference", "simpo", pairs),
+    "orpo": Method("imitates the better one of each pair, and prefers it", "orpo", pairs),
     "distill-forward": Method("covers what a teacher may say", "distill-forward", singles),
     "distill-reverse": Method("seeks what a teacher would say", "distill-reverse", singles),
 }

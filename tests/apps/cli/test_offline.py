@@ -26,6 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lessons.untrained(home / "teacher", seed=1)
     lessons.write(home / "lessons.jsonl", lessons.conversations(20))
     lessons.write(home / "pairs.jsonl", lessons.preferences(20))
+    lessons.write(home / "rated.jsonl", lessons.ratings(20))
     return home
 
 
@@ -46,6 +47,9 @@ def call(*words: str) -> tuple[int, str, str]:
         ("sft", "lessons.jsonl", ["--lora-rank", "4", "--adapter-only", "--bf16"]),
         ("dpo", "pairs.jsonl", ["--reference", "teacher"]),
         ("dpo", "pairs.jsonl", ["--algorithm", "ipo", "--knob", "beta=0.2"]),
+        ("dpo", "pairs.jsonl", ["--algorithm", "simpo", "--lora-rank", "2"]),
+        ("dpo", "pairs.jsonl", ["--algorithm", "orpo"]),
+        ("dpo", "rated.jsonl", ["--algorithm", "kto", "--knob", "desirable_weight=1.5"]),
         (
             "reward-model",
             "pairs.jsonl",

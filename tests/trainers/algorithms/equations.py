@@ -34,7 +34,7 @@ UNEQUAL = EquationLine(
 )
 OVERLONG = EquationLine(
     "r",
-    "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)",
+    "r + overlong_factor clip((max_new_tokens - overlong_tokens - n) / overlong_tokens, -1, 0)",
     ("overlong_tokens", "overlong_factor", "max_new_tokens"),
 )
 GROUP_NORM = EquationLine("r", "(r - mean_G r) / (std_G r + eps)", _REWARD)
@@ -93,7 +93,7 @@ SECOND_MOMENT = EquationLine(
 # ---- losses
 
 _CLIP = ("objective", "clip_low", "clip_high", "dual_clip")
-_SUM = ("aggregation", "minibatches", "kl_loss_coef")
+_SUM = ("aggregation", "minibatches", "kl_loss_coef", "entropy_coef")
 CLIP = EquationLine("L_t", "-min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t)", _CLIP)
 SAMPLE_CLIP = EquationLine("L_t", "-min(u_i A_i, clip(u_i, 1 - clip_low, 1 + clip_high) A_i)", _CLIP)
 GATE = EquationLine("L_t", "-(4 / tau) sigmoid(tau (u_t - 1)) A_t", ("objective",))
@@ -103,6 +103,13 @@ BOUNDED = EquationLine(
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t",
     ("objective", "clip_low", "clip_high"),
 )
+NEAR_LOG = EquationLine(
+    "d_t",
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))",
+    ("clip_low", "clip_high", "recompute"),
+)
+GEOMETRIC = EquationLine("L_i", "-exp(mean_i d_t) A_i", ("objective",))
+SAMPLE_MEAN_LOSS = EquationLine("loss", "sum_i (sum_{t in i} keep_t / n_i) L_i / S", ("aggregation", "minibatches"))
 TAUGHT = EquationLine("T_t", "u_t (stopgrad(logp_t) - teacher_t)", ("teacher_coef",))
 LOSS = EquationLine("loss", "sum_t keep_t L_t / N", _SUM)
 SAMPLE_LOSS = LOSS._replace(note="long samples count by their tokens")
@@ -120,12 +127,15 @@ CRITIC_LOSS = EquationLine(
 SYMBOLS = {
     "r": "reward of a trajectory",
     "t": "a trainable token of a sample; t + 1 is the next one that is trainable",
-    "n": "trainable tokens of the reply; of several lineages, the longest one's",
-    "sum_G, mean_G, std_G": "over the rewards of the group; std divides by their number less 1; one alone gives 0",
-    "n_G": "rewards of the group",
-    "std_B": "over the rewards of the batch; std divides by their number less 1",
-    "mean_T, std_T": "over the tokens of the batch that keep_t keeps; std divides by their number less 1",
+    "n": "tokens of the longest reply of the trajectory: trainable ones without another between them",
+    "sum_G, mean_G, std_G": "over the rewards of the group that [count](#normalisation); std divides by their number "
+    "less 1; where all are equal, or one is alone, r and A_t are 0",
+    "n_G": "rewards of the group that count",
+    "std_B": "over the rewards of all groups whose rewards differ; std divides by their number less 1",
+    "mean_T, std_T": "over the tokens of the batch that keep_t keeps, without those of groups of equal rewards where "
+    "r is compared with mean_G; std divides by their number less 1",
     "mean_i": "over the tokens of sample i that keep_t keeps",
+    "n_i, S": "trainable tokens of sample i, kept or not; samples of the minibatch",
     "A_t": "advantage of token t: above 0, it shall get likelier",
     "u_t": "how much likelier token t became",
     "w_t": "weight of token t: repairs that another policy drew it, or says how good its reply was",
@@ -146,6 +156,8 @@ SYMBOLS = {
     "keep_t": '1; 0 where token t is too old (`[policy] release = "mask-head"`) or lacks a reward that it needs',
     "N": "trainable tokens of the minibatch, kept or not",
     "P": "pairs of the minibatch",
-    "y": "a reply, the chosen or the rejected one of its pair",
+    "y": "a reply, the chosen or the rejected one of its pair; kto: of a lineage",
+    "R": "replies of the minibatch that have a reward and a token that keep_t keeps",
+    "mean_U": "over samples of a prompt and the reply to another one",
 }
 """What stands in the lines -> what it means, in every equation that has it."""

@@ -242,7 +242,11 @@ def _shown(value: Any) -> str:
             if isinstance(value, Norm) and not rest:
                 return f'"{value.mean_level or "none"}/{value.std_level or "none"}"'
             shown = [n for n in told if n in rest or n.endswith("_level") or isinstance(value, Rejection)]
-            return "{ " + ", ".join(f"{n} = {_shown(told[n])}" for n in shown if n != "lower" or told[n]) + " }"
+            return (
+                "{ "
+                + ", ".join(f"{n} = {_shown(told[n])}" for n in shown if told[n] is not None or n.endswith("_level"))
+                + " }"
+            )
         case str():
             return f'"{value}"'
         case _:

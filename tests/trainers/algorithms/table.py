@@ -25,6 +25,7 @@ CLAMPED = (eq.PROXIMAL_RATIO, eq.WEIGHT_CLAMPED, eq.CLIP, eq.WEIGHED_LOSS)
 
 LOG_LOSS = (EquationLine("logp_t", "log softmax(logits)_t"), EquationLine("L_t", "-logp_t"))
 GAP = EquationLine("Delta", "h_chosen - h_rejected")
+MEAN_LOGP = EquationLine("h_y", "sum_{t in y} keep_t logp_t / sum_{t in y} keep_t")
 DISTANCE = EquationLine("loss", "sum_t keep_t D_t / N", ("minibatches",))
 TEMPERED = EquationLine("p_v, q_v", "softmax(logits / temperature)_v of the student, of the teacher", ("temperature",))
 
@@ -84,6 +85,11 @@ PAGES: dict[str, AlgorithmPage] = {
         "Rare tokens that open a line of thought would be clipped away.",
         "ratios",
         (*GROUPED_REWARDS, eq.RATIO, eq.BOUNDED, eq.LOSS),
+    ),
+    "gmpo": AlgorithmPage(
+        "Single tokens with large ratios make updates jump; replies of one prompt have like lengths.",
+        "ratios",
+        (eq.GROUP_NORM, eq.OUTCOME, eq.SAMPLE_ADVANTAGE, eq.NEAR_LOG, eq.GEOMETRIC, eq.SAMPLE_MEAN_LOSS),
     ),
     "m2po": AlgorithmPage(
         "Samples are many versions old.",
@@ -156,6 +162,43 @@ PAGES: dict[str, AlgorithmPage] = {
             EquationLine("loss", "sum_pairs (Delta - 1 / (2 beta))^2 / P", ("beta", "loss_type", "minibatches")),
         ),
         ("pairs", "dpo"),
+    ),
+    "simpo": AlgorithmPage(
+        "As for dpo, where a second model does not fit into memory, or dpo makes replies longer and longer.",
+        "preferences",
+        (
+            MEAN_LOGP,
+            GAP,
+            EquationLine("loss", "-sum_pairs log sigmoid(beta Delta - gamma) / P", ("beta", "gamma", "minibatches")),
+        ),
+        ("pairs", "simpo"),
+    ),
+    "orpo": AlgorithmPage(
+        "You have pairs and a base model that was not tuned to reply yet: it learns both at once.",
+        "preferences",
+        (
+            MEAN_LOGP,
+            EquationLine("o_y", "h_y - log(1 - exp(h_y))", (), "log odds"),
+            EquationLine("Delta", "o_chosen - o_rejected"),
+            EquationLine("loss", "-sum_pairs (h_chosen + beta log sigmoid(Delta)) / P", ("beta", "minibatches")),
+        ),
+        ("pairs", "orpo"),
+    ),
+    "kto": AlgorithmPage(
+        "You know of each reply whether it was good, and have no pairs.",
+        "preferences",
+        (
+            EquationLine("h_y", "sum_{t in y} keep_t (logp_t - ref_t)", (), "of every reply that has a reward"),
+            EquationLine("z", "max(0, mean_U sum_{t in y} (prox_t - ref_t))"),
+            EquationLine("s_y", "1 where r > threshold, else -1", ("threshold",)),
+            EquationLine(
+                "lambda_y",
+                "desirable_weight where s_y > 0, else undesirable_weight",
+                ("desirable_weight", "undesirable_weight"),
+            ),
+            EquationLine("loss", "sum_y lambda_y sigmoid(-s_y beta (h_y - z)) / R", ("beta", "minibatches")),
+        ),
+        ("kto",),
     ),
     "reward-model": AlgorithmPage(
         "You have pairs of replies of which people chose one, and want a reward where no program can judge.",

@@ -9,6 +9,7 @@ from millrace.trainers.algorithms.advantages import (
     by_turn,
     gae,
     lambdas,
+    longest_reply,
     outcome_rewards,
     overlong_penalty,
     shape,
@@ -23,7 +24,9 @@ def column(*values: float) -> np.ndarray:
     return np.array(values, np.float64)
 
 
-@pytest.mark.parametrize(("length", "penalty"), [(3584, 0), (3585, -0.00195), (3840, -0.5), (4096, -1), (10, 0)])
+@pytest.mark.parametrize(
+    ("length", "penalty"), [(3584, 0), (3585, -0.00195), (3840, -0.5), (4096, -1), (5000, -1), (10, 0)]
+)
 def test_overlong_vectors(length: int, penalty: float) -> None:
     assert overlong_penalty(column(length), limit=4096, buffer=512, factor=1.0)[0] == pytest.approx(penalty, abs=1e-5)
 
@@ -92,6 +95,7 @@ def test_turns_are_what_was_generated_in_one_piece() -> None:
     masks = [np.array(m, np.uint8) for m in ([0, 1, 1, 0, 1], [0, 1], [0, 0])]
     turns = turns_of(masks)
     assert turns.tolist() == [1, 1, 2, 1]
+    assert [longest_reply(mask) for mask in masks] == [2, 1, 0]
     starts, counts = by_turn(turns, np.array([3, 1, 0]))
     assert (starts.tolist(), counts.tolist()) == ([0, 2, 3], [2, 1, 0])
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from millrace.trainers.algorithms.base import Algorithm
+from millrace.trainers.algorithms.base import Algorithm, Scores
+from millrace.trainers.algorithms.kto import Kto
+from millrace.trainers.algorithms.names import PAIRS
 from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import OTHERS, algorithm, names
 from millrace.trainers.batches.packing import PROXIMAL, REFERENCE, TEACHER, VALUES, MicroBatch
 from millrace.trainers.batches.sample import Sample
 from tests.support.samples import random_samples
-from tests.trainers.algorithms.equations import SYMBOLS, Equation
+from tests.trainers.algorithms.equations import INSIDE, NEAR, SYMBOLS, Equation
 from tests.trainers.algorithms.table import PAGES
 from tests.trainers.algorithms.weighing import current, draw_scores, weighed
 
@@ -24,7 +26,7 @@ Values = SimpleNamespace
 EQUATIONS: dict[str, Equation] = {name: page.equation for name, page in PAGES.items()}
 CLAMP = {"rejection": {"action": "clamp", "upper": 1.1}}
 BITING: dict[str, dict[str, Any]] = {
-    "dapo": {"max_new_tokens": 10, "overlong_tokens": 6},
+    "dapo": {"max_new_tokens": 7, "overlong_tokens": 5},
     "ppo": {"discount": 0.9, "gae_lambda": 0.8},
     "reinforce++": {"kl_coef": 0.5, "discount": 0.9},
     "reinforce++-baseline": {"kl_coef": 0.5, "gae_lambda": 0.8},
@@ -34,6 +36,9 @@ BITING: dict[str, dict[str, Any]] = {
     "icepop": {"rejection": {"lower": 0.8, "upper": 1.3}},
     "kpop": {"rejection": {"metric": "binary_kl", "upper": 1e-3}},
     "distill-on-policy": {"teacher_coef": 0.5, "rl_coef": 0.7},
+    "simpo": {"beta": 1.5, "gamma": 0.7},
+    "orpo": {"beta": 0.6},
+    "kto": {"beta": 0.8, "threshold": 1.0, "desirable_weight": 1.3, "undesirable_weight": 0.7},
     "awr": {"beta": 0.5, "weight_clip": 2.0},
     "distill-forward": {"temperature": 0.7},
     "distill-reverse": {"temperature": 0.7},
@@ -72,8 +77,8 @@ def of_sample(e: Values, values: torch.Tensor) -> torch.Tensor:
 
 
 def normed(e: Values, values: torch.Tensor) -> torch.Tensor:
-    kept = values[e.keep > 0]
-    return (values - kept.mean()) / (kept.std() + e.k.advantage_norm.eps)
+    kept = values[e.part]
+    return torch.where(e.part, (values - kept.mean()) / (kept.std() + e.k.advantage_norm.eps), 0.0)
 
 
 def clipped(e: Values, u: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -97,22 +102,28 @@ def of_reply(e: Values, sign: int, of: Callable[[torch.Tensor], torch.Tensor], v
     return torch.stack([of(values[here]) for here in inside])
 
 
+def of_owners(e: Values, values: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(e.samples).double().index_add(0, e.owner, values)
+
+
 def replies(values: Callable[[int], torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"chosen": values(1), "rejected": values(-1)}
 
 
 RULES: dict[str, Callable[[Values], Any]] = {
     "the groups whose recorded r are not all equal": lambda e: None,
-    "r + min(0, overlong_factor (max_new_tokens - overlong_tokens - n) / overlong_tokens)": lambda e: (
+    "r + overlong_factor clip((max_new_tokens - overlong_tokens - n) / overlong_tokens, -1, 0)": lambda e: (
         e.r
-        + (e.k.overlong_factor * (e.k.max_new_tokens - e.k.overlong_tokens - e.n) / e.k.overlong_tokens).clamp(max=0)
+        + e.k.overlong_factor * ((e.k.max_new_tokens - e.k.overlong_tokens - e.n) / e.k.overlong_tokens).clamp(-1, 0)
     ),
     "(r - mean_G r) / (std_G r + eps)": lambda e: (
         (e.r - of_group(e, torch.mean)) / (of_group(e, torch.std) + e.k.reward_norm.eps)
     ),
     "r - mean_G r": lambda e: e.r - of_group(e, torch.mean),
     "r - (sum_G r - r) / (n_G - 1)": lambda e: e.r - (of_group(e, torch.sum) - e.r) / (of_group(e, len) - 1),
-    "(r - mean_G r) / (std_B r + eps)": lambda e: (e.r - of_group(e, torch.mean)) / (e.r.std() + e.k.reward_norm.eps),
+    "(r - mean_G r) / (std_B r + eps)": lambda e: (
+        (e.r - of_group(e, torch.mean)) / (e.r[e.teaches].std() + e.k.reward_norm.eps)
+    ),
     "[t is last] r - keep_t kl_coef clip(behav_t - ref_t, -10, 10)": lambda e: (
         e.last * e.r[e.at] - e.keep * e.k.kl_coef * (e.behav - e.ref).clamp(-10, 10)
     ),
@@ -154,6 +165,17 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t": lambda e: (
         -e.u_t.clamp(1 - e.k.clip_low, 1 + e.k.high).detach() * e.A_t * e.logp
     ),
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))": lambda e: (
+        e.A_i.sign()
+        * torch.minimum(
+            e.A_i.sign() * (e.logp - e.behav),
+            (e.A_i.sign() * (e.logp - e.behav)).clamp(-e.k.clip_low, e.k.high),
+        )
+    ),
+    "-exp(mean_i d_t) A_i": lambda e: -of_sample(e, e.d_t).exp() * e.A_i,
+    "sum_i (sum_{t in i} keep_t / n_i) L_i / S": lambda e: (
+        (e.keep * e.L_i / torch.bincount(e.owner)[e.owner]).sum() / e.samples
+    ),
     "u_t (stopgrad(logp_t) - teacher_t)": lambda e: e.u_t * (e.logp.detach() - e.teacher),
     "sum_t keep_t L_t / N": lambda e: (e.keep * e.L_t).sum() / e.N,
     "sum_t keep_t w_t L_t / N": lambda e: (e.keep * e.w_t * e.L_t).sum() / e.N,
@@ -173,12 +195,35 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "log softmax(logits)_t": lambda e: e.logp,
     "-logp_t": lambda e: -e.logp_t,
     "min(exp(r / beta), weight_clip)": lambda e: (e.r[e.at] / e.k.beta).exp().clamp(max=e.k.weight_clip),
-    "sum_{t in y} keep_t (logp_t - ref_t)": lambda e: replies(
-        lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref))
+    "sum_{t in y} keep_t (logp_t - ref_t)": lambda e: (
+        of_owners(e, e.keep * (e.logp - e.ref))
+        if isinstance(e.k, Kto)
+        else replies(lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref)))
     ),
     "sum_{t in y} keep_t (logp_t - ref_t) / sum_{t in y} keep_t": lambda e: replies(
         lambda sign: of_reply(e, sign, torch.sum, e.keep * (e.logp - e.ref)) / of_reply(e, sign, torch.sum, e.keep)
     ),
+    "sum_{t in y} keep_t logp_t / sum_{t in y} keep_t": lambda e: replies(
+        lambda sign: of_reply(e, sign, torch.sum, e.keep * e.logp) / of_reply(e, sign, torch.sum, e.keep)
+    ),
+    "-sum_pairs log sigmoid(beta Delta - gamma) / P": lambda e: (
+        -torch.sigmoid(e.k.beta * e.Delta - e.k.gamma).log().mean()
+    ),
+    "h_y - log(1 - exp(h_y))": lambda e: {side: h - (1 - h.exp()).log() for side, h in e.h_y.items()},
+    "o_chosen - o_rejected": lambda e: e.o_y["chosen"] - e.o_y["rejected"],
+    "-sum_pairs (h_chosen + beta log sigmoid(Delta)) / P": lambda e: (
+        -(e.h_y["chosen"] + e.k.beta * torch.sigmoid(e.Delta).log()).mean()
+    ),
+    "max(0, mean_U sum_{t in y} (prox_t - ref_t))": lambda e: (
+        of_owners(e, (e.prox - e.ref) * e.unrated)[e.unrated_samples].mean().clamp(min=0)
+    ),
+    "1 where r > threshold, else -1": lambda e: torch.where(e.reward > e.k.threshold, 1.0, -1.0),
+    "desirable_weight where s_y > 0, else undesirable_weight": lambda e: torch.where(
+        e.s_y > 0, e.k.desirable_weight, e.k.undesirable_weight
+    ),
+    "sum_y lambda_y sigmoid(-s_y beta (h_y - z)) / R": lambda e: (
+        e.lambda_y * torch.sigmoid(-e.s_y * e.k.beta * (e.h_y - e.z))
+    )[e.is_rated].mean(),
     "what the value head says at the last token of y": lambda e: replies(
         lambda sign: of_reply(e, sign, torch.mean, torch.where(e.last, e.v, torch.nan))
     ),
@@ -202,7 +247,7 @@ KEPT = {"batch": "accepted", "p_v, q_v": "pq", "prox_t": "prox"}
 class Pass(SimpleNamespace):
     """A forward pass whose outputs are given."""
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         return self.logp, torch.zeros_like(self.logp)
 
     def values(self) -> torch.Tensor:
@@ -218,11 +263,20 @@ class Pass(SimpleNamespace):
 
 def batch_of(name: str) -> list[Sample]:
     """Groups without a reward here, with equal ones there, and a few stale tokens; or pairs."""
-    if name in ("dpo", "ipo", "reward-model"):
+    if name in PAIRS:
         pairs = random_samples(4, groups=5, group_size=2, version=1)
         return [replace(s, reward=float(s.trajectory.endswith(".0"))) for s in pairs]
     samples = random_samples(4, groups=5, group_size=4, version=1)
     return [replace(s, reward=None if s.trajectory == "2.1" else 1.0 if s.seq == 3 else s.reward) for s in samples]
+
+
+def pulls(kind: Algorithm, sample: Sample, scores: Scores) -> torch.Tensor:
+    """Which of its tokens are fresh, and inside the bounds of icepop and kpop."""
+    prox, behav = (torch.from_numpy(x).double() for x in (scores[PROXIMAL][sample], sample.logprobs[sample.mask != 0]))
+    e = Values(k=getattr(kind, "knobs", kind), prox=prox, behav=behav, w_t=(prox - behav).exp())
+    inside = [RULES[line.text](e) > 0 for line in EQUATIONS.get(kind.name, ()) if line in (INSIDE, NEAR)]
+    fresh = torch.from_numpy(sample.versions[sample.mask != 0] >= 0)
+    return torch.stack([fresh, *inside]).all(0)
 
 
 def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
@@ -232,11 +286,15 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     longest: dict[str, int] = {}
     earned: dict[str, tuple[float, int]] = {}
     for s in members:
-        longest[s.trajectory] = max(longest.get(s.trajectory, 0), s.trainable)
-        if s.reward is not None:
+        replies = "".join(map(str, s.mask.tolist())).split("0")
+        longest[s.trajectory] = max(longest.get(s.trajectory, 0), *map(len, replies))
+        if s.reward is not None and pulls(kind, s, scores).any():
             earned[s.trajectory] = s.reward, s.seq
+    unequal = {seq for seq in range(5) if len({reward for reward, of in earned.values() if of == seq}) > 1}
+    k = getattr(kind, "knobs", kind)
+    in_groups = getattr(k, "reward_norm", None) is not None
     place = {trajectory: index for index, trajectory in enumerate(earned)}
-    rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr"}
+    rewarded = isinstance(kind.name, str) and kind.name in {*PRESETS, "awr", "kto"}
 
     def flat(row: Callable[[Sample], Any]) -> torch.Tensor:
         return torch.cat([torch.as_tensor(row(m)).expand(n) for m, n in zip(members, sizes, strict=True)])
@@ -248,17 +306,24 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
     draw = torch.Generator().manual_seed(0)
     student, tutor = (torch.randn(sum(sizes), 7, generator=draw, dtype=torch.float64) for _ in range(2))
     known = flat(lambda m: m.trajectory in place).double() if rewarded else 1.0
+    keep = (versions >= 0).double() * known
     return Pass(
-        k=getattr(kind, "knobs", kind),
+        k=k,
         batch=batch,
         samples=len(members),
         owner=torch.arange(len(members)).repeat_interleave(torch.tensor(sizes)),
         last=torch.cat([torch.arange(n) == n - 1 for n in sizes]),
         at=flat(lambda m: place.get(m.trajectory, 0)),
-        keep=(versions >= 0).double() * known,
+        keep=keep,
+        part=(keep > 0) & flat(lambda m: pulls(kind, m, scores).any() and (m.seq in unequal or not in_groups)),
+        teaches=torch.tensor([seq in unequal for _, seq in earned.values()]),
         r=torch.tensor([reward for reward, _ in earned.values()]).double(),
         group=torch.tensor([seq for _, seq in earned.values()]),
         n=torch.tensor([longest[trajectory] for trajectory in earned]).double(),
+        unrated=flat(lambda m: m.reward is None).double(),
+        unrated_samples=torch.tensor([m.reward is None for m in members]),
+        reward=torch.tensor([m.reward or 0.0 for m in members]),
+        is_rated=torch.tensor([m.reward is not None and bool((m.versions[m.mask != 0] >= 0).any()) for m in members]),
         pair=flat(lambda m: m.seq),
         side=flat(lambda m: 1 if m.reward else -1),
         logp=current(batch).requires_grad_(),

@@ -34,6 +34,9 @@ RULES = [
     Rejection("sequence", "mask", "kl_k3", "mean", upper=0.04),
     Rejection("sequence", "mask", "kl_k3", "max", upper=0.1),
     Rejection("sequence", "mask", "kl_k1", "sum", upper=0.3, lower=-0.3),
+    Rejection("sequence", "mask", "ratio", "mean", upper=1.1, lower=0.9, weights="token"),
+    Rejection("sequence", "mask", "kl_k1", "sum", upper=0.3, lower=-0.3, weights="sequence"),
+    Rejection("token", "mask", "kl_k2", "max", upper=0.02, weights="sequence"),
 ]
 
 
@@ -120,6 +123,23 @@ def test_a_sample_is_judged_by_its_geometric_mean_and_gets_it_as_weight() -> Non
     assert keep.tolist() == [0, 0, 0, 1, 1]
 
 
+def test_samples_are_judged_whole_and_tokens_weighed() -> None:
+    """The commonest pair: a mask of sequences by the geometric mean, weights of tokens; and the other way round."""
+    batch = row(2, 3)
+    d = column(math.log(4), math.log(1), math.log(8), 0, 0)
+    rule = Rejection.parse({"level": "sequence", "metric": "ratio", "upper": 2.001, "weights": "token"})
+    weight, keep = repair(d, torch.zeros_like(d), torch.ones_like(d), rule, batch)
+    assert weight.tolist() == pytest.approx([4, 1, 8, 1, 1])
+    assert keep.tolist() == [1] * 5
+    weight, keep = repair(d, torch.zeros_like(d), torch.ones_like(d), replace(rule, upper=1.99), batch)
+    assert weight.tolist() == pytest.approx([4, 1, 8, 1, 1])
+    assert keep.tolist() == [0] * 5
+    by_token = replace(rule, level="token", weights="sequence", upper=3.0)
+    weight, keep = repair(d, torch.zeros_like(d), torch.ones_like(d), by_token, batch)
+    assert weight.tolist() == pytest.approx([2] * 5)
+    assert keep.tolist() == [0, 1, 0, 1, 1]
+
+
 def test_what_is_not_finite_counts_as_no_difference() -> None:
     d = column(math.nan, math.inf, -math.inf, 0.0)
     weight, keep = repair(d, torch.zeros_like(d), torch.ones_like(d), ICEPOP, row(4))
@@ -144,7 +164,10 @@ def test_rules_against_loops_over_samples(rule: Rejection, seed: int) -> None:
             joined = {"mean": sum(values) / len(values), "sum": sum(values), "max": max(values)}[rule.agg]
             metric = dict.fromkeys(at, joined)
         for i in at:
-            raw = math.exp(metric[i] if rule.level == "sequence" and rule.metric == "ratio" else d[i])
+            of_sample = rule.level == "sequence" and rule.metric == "ratio" if rule.weights is None else None
+            logs = [d[j] for j in at if keep[j]] or [0.0]
+            joint = {"mean": sum(logs) / len(logs), "sum": sum(logs), "max": max(logs)}[rule.agg]
+            raw = math.exp(joint if of_sample or rule.weights == "sequence" else d[i])
             compared = math.exp(metric[i]) if rule.metric == "ratio" else metric[i]
             low = rule.lower if rule.lower is not None else -math.inf
             inside = low <= compared <= rule.upper
@@ -189,6 +212,8 @@ def test_denominators_do_not_notice_what_is_rejected() -> None:
         ({"agg": "sum"}, "set level = sequence"),
         ({"level": "turn"}, "none of token, sequence"),
         ({"uper": 2.0}, "has no 'uper'"),
+        ({"weights": "turn"}, "none of token, sequence"),
+        ({"action": "clamp", "weights": "sequence"}, "set level = sequence"),
         ("token", "rejection is a table"),
     ],
 )

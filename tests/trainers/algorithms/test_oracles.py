@@ -130,6 +130,18 @@ def cispo(p: Padded, logp: T) -> T:
     return token_mean(-weight * grpo_advantages(p) * logp, p)
 
 
+def gmpo(p: Padded, logp: T) -> T:
+    """The pseudo-code of the paper, a sample at a time; clipped to (e^-0.4, e^0.4)."""
+    advantages, losses = grpo_rewards(p), []
+    for row in range(len(p.reward)):
+        at = p.mask[row] > 0
+        sign = 1.0 if advantages[row] > 0 else -1.0
+        signed = sign * (logp[row] - p.behaviour[row])[at]
+        least = torch.min(signed, signed.clamp(-0.4, 0.4))
+        losses.append(-advantages[row] * torch.exp((sign * least).sum() / at.sum()))
+    return torch.stack(losses).mean()
+
+
 def m2po(p: Padded, logp: T) -> T:
     squares = ((p.behaviour - p.columns[PROXIMAL]) ** 2)[p.mask > 0].sort(descending=True).values
     dropped = next(i for i in range(len(squares)) if squares[i:].mean() < 0.04)
@@ -199,6 +211,7 @@ ORACLES: dict[str, Oracle] = {
     "gspo": gspo,
     "sapo": sapo,
     "cispo": cispo,
+    "gmpo": gmpo,
     "m2po": m2po,
     "decoupled": off_policy(lambda w, p: w.clamp(max=2), lambda p: grpo_rewards(p, 1e-4)[:, None]),
     "decoupled-loglinear": loglinear,

@@ -19,6 +19,7 @@ from millrace.trainers.algorithms.presets import PRESETS
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.batches.packing import ADVANTAGES, KEEP, PROXIMAL, MicroBatch, cut, pack
+from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
 from tests.support.samples import random_samples
 from tests.trainers.algorithms.played import together
@@ -35,6 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sample masks": {"preset": "decoupled", "rejection": {"level": "sequence", "upper": 1.1, "lower": 0.9}},
     "linear": {"preset": "decoupled", "proximal": "linear", "proximal_lag": 1},
     "compared": {"preset": "decoupled", "proximal": "metrics"},
+    "decoupled gmpo": {"preset": "gmpo", "decoupled": True, "rejection": {"level": "sequence", "weights": "token"}},
+    "entropy bonus": {"preset": "grpo", "entropy_coef": 0.1},
     "teacher alone": {"preset": "distill-on-policy", "rl_coef": 0.0},
     "recomputed": {"preset": "gspo", "recompute": True, "mask_truncated": True},
 }
@@ -185,24 +188,17 @@ def test_lineages_share_the_advantage_of_their_trajectory() -> None:
     assert any(s.lineage for s in samples)
 
 
-def test_truncated_replies_earn_nothing_when_asked() -> None:
-    samples = [replace(s, truncated=s.trajectory == "0.0") for s in random_samples(0, groups=1)]
-    weights = policy("reinforce++", kl_coef=0.0, advantage_norm="none", mask_truncated=True).weigh(samples, None)
-    for sample in samples:
-        expected = 0.0 if sample.truncated else sample.reward
-        assert set(weights[sample][ADVANTAGES].tolist()) == {expected}
-
-
-def test_the_overlong_penalty_goes_by_the_longest_lineage() -> None:
-    samples = random_samples(0, groups=1)
-    knobs = {"kl_coef": 0.0, "advantage_norm": "none", "max_new_tokens": 12, "overlong_tokens": 8}
-    weights = policy("reinforce++", **knobs).weigh(samples, None)
-    longest: dict[str, int] = {}
-    for sample in samples:
-        longest[sample.trajectory] = max(longest.get(sample.trajectory, 0), sample.trainable)
-    for sample in samples:
-        penalty = min(-(longest[sample.trajectory] - 4) / 8, 0.0)
-        assert weights[sample][ADVANTAGES][0] == pytest.approx((sample.reward or 0.0) + penalty)
+def test_the_overlong_penalty_is_that_of_the_longest_reply() -> None:
+    """Three turns of 400 tokens under a limit of 512 are a penalty of one reply, and no reply costs more than 1."""
+    knobs = {"kl_coef": 0.0, "advantage_norm": "none", "max_new_tokens": 512, "overlong_tokens": 128}
+    for turns, penalty in (([400] * 3, -0.125), ([100, 384], 0.0), ([448, 10], -0.5), ([512], -1.0), ([2000, 5], -1.0)):
+        mask = np.array([bit for length in turns for bit in (0, *[1] * length)], np.uint8)
+        tokens, versions = np.zeros(len(mask), np.int32), np.zeros(len(mask), np.int32)
+        sample = Sample(tokens, mask, np.zeros(len(mask), np.float32), versions, 1.0, 0, "g", "t")
+        short = replace(sample, tokens=tokens[:9], mask=mask[:9], logprobs=sample.logprobs[:9], versions=versions[:9])
+        weights = policy("reinforce++", **knobs).weigh([sample, replace(short, lineage=1)], None)
+        for columns in weights.values():
+            assert set(columns[ADVANTAGES].tolist()) == {1.0 + penalty}
 
 
 def test_dynamic_sampling_leaves_out_what_teaches_nothing() -> None:
@@ -210,6 +206,22 @@ def test_dynamic_sampling_leaves_out_what_teaches_nothing() -> None:
     equal = [replace(s, reward=1.0) if s.seq in (1, 2) else s for s in samples]
     assert {s.seq for s in policy("dapo").accept(equal)} == {0, 3}
     assert {s.seq for s in policy("grpo").accept(equal)} == {0, 1, 2, 3}
+
+
+def test_the_entropy_bonus_takes_each_entropy_off_the_loss() -> None:
+    samples = random_samples(0, version=1)
+    plain, bonus = policy("grpo"), policy("grpo", entropy_coef=0.3)
+    assert (plain.entropy_learns, bonus.entropy_learns, bonus.pulls) == (False, True, False)
+    batch = weighed(bonus, samples, oldest=0)
+    logp = current(batch)
+    entropy = torch.rand(batch.trainable, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    entropy = torch.where(batch.keep > 0, entropy, torch.inf).requires_grad_()
+    loss, _ = bonus.loss(logp, entropy, batch)
+    without, _ = plain.loss(logp, entropy.detach(), batch)
+    kept = entropy.detach()[batch.keep > 0]
+    assert float(loss.detach()) == pytest.approx(float(without) - 0.3 * float(kept.sum()), rel=1e-9)
+    (gradient,) = torch.autograd.grad(loss, entropy)
+    torch.testing.assert_close(gradient, -0.3 * batch.keep)
 
 
 def test_missing_scores_are_refused() -> None:

@@ -67,6 +67,7 @@ def assert_close(ours: Outcome, theirs: Outcome) -> None:
         ("qwen3", policy("reinforce++-baseline", kl_coef=0.1)),
         ("qwen2", policy("m2po")),
         ("qwen2", policy("gspo", recompute=True)),
+        ("qwen2", policy("gmpo", entropy_coef=0.05)),
         ("qwen2", Distill()),
         ("qwen2", Sft()),
     ],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from millrace.apps.demo import tiny
 from millrace.trainers.errors import BadConfiguration, BadData
-from millrace.trainers.offline.items import Data, Make, demonstration, load, pair, prompt
+from millrace.trainers.offline.items import Data, Make, demonstration, label, load, pair, prompt
 from millrace.trainers.offline.rows import DataRow, read
 from millrace.trainers.offline.text import Encoder
 from tests.support import lessons
@@ -83,6 +85,41 @@ def test_what_a_template_writes_after_the_end_token_does_not_train(model: Path, 
     text = tokenizer.convert_ids_to_tokens(tokens)
     assert text == ["f", "1", "<eos>", "=", "a", "2", "<eos>", "="]
     assert mask == [0, 0, 0, 0, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("ends", [None, 31, [7, 31]])
+@pytest.mark.parametrize("close", ["<turn>\\n", "<turn>", "<turn> \\n\\n"])
+def test_the_newline_behind_an_end_of_turn_does_not_train(close: str, ends: Any, model: Path, tmp_path: Path) -> None:
+    """As Gemma's templates write it: the end of a turn is a special token, and not the one that ends a text."""
+    core = Tokenizer(models.BPE(vocab={letter: at for at, letter in enumerate("ufa12\n ")}, merges=[]))
+    core.add_special_tokens(["<eos>", "<turn>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + m['content'] + '" + close + "' }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    tokenizer.save_pretrained(str(tmp_path))
+    if ends is not None:
+        turn = tokenizer.convert_tokens_to_ids("<turn>")
+        ids = [turn if one == 31 else one for one in ends] if isinstance(ends, list) else turn
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    row = {"messages": [USER, REPLY, USER, {"role": "assistant", "content": "1\n"}]}
+    ((tokens, mask),) = items(row, demonstration, Encoder(tmp_path))
+    words = tokenizer.convert_ids_to_tokens(tokens)
+    blank = close.removeprefix("<turn>").replace("\\n", "\n")
+    prompt, template = ["u", "2", "1", "<turn>", *blank, "a"], list(blank)
+    assert words == [*prompt, "1", "2", "<turn>", *template, *prompt, "1", "\n", "<turn>", *template]
+    marks = [
+        (prompt, 0),
+        ("12", 1),
+        (["<turn>"], 1),
+        (template, 0),
+        (prompt, 0),
+        ("1\n", 1),
+        (["<turn>"], 1),
+        (template, 0),
+    ]
+    assert mask == [bit for part, bit in marks for _ in part]
 
 
 def test_a_template_that_rewrites_what_was_said_is_refused(model: Path, tmp_path: Path) -> None:
@@ -157,6 +194,20 @@ def test_the_digest_tells_data_apart(encoder: Encoder) -> None:
 
     one, other = {"tokens": [1, 2], "mask": [0, 1]}, {"tokens": [1, 3], "mask": [0, 1]}
     assert digest(one, other) == digest(one, other) != digest(other, one)
+
+
+def test_rated_replies_keep_their_label(encoder: Encoder) -> None:
+    row = {"prompt": [USER], "completion": "12"}
+
+    def loaded(*labels: Any) -> Data:
+        rows = [DataRow("x:1", {**row, "label": value}) for value in labels]
+        return load(rows, demonstration, encoder, vocabulary=32, longest=64, rate=label)
+
+    data = loaded(True, False, 1, 0.0, "true", None, 2)
+    assert [item.reward for item in data.items] == [1.0, 0.0, 1.0, 0.0]
+    assert [item.samples(0)[0].reward for item in data.items] == [1.0, 0.0, 1.0, 0.0]
+    assert data.refused == {"no label": 3}
+    assert loaded(True).digest == loaded(1).digest != loaded(False).digest
 
 
 def test_a_model_without_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -79,12 +79,32 @@ def test_supervised_learning_lowers_the_loss_on_what_it_never_saw(model: Path, s
     assert AutoTokenizer.from_pretrained(str(written.path)).chat_template == tiny.TEMPLATE
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "ipo"])
+@pytest.mark.parametrize("algorithm", ["dpo", "ipo", "simpo", "orpo"])
 def test_preferences_are_learned(algorithm: str, model: Path, preferred: Path, tmp_path: Path) -> None:
     heard = Heard()
     run(short(algorithm, model, preferred, tmp_path, lr=3e-4), observer=heard)
     assert heard.metrics[30]["heldout_reward_accuracy"] >= 0.9
     assert heard.metrics[30]["heldout_loss"] < heard.metrics[0]["heldout_loss"]
+
+
+def test_what_is_good_and_what_is_bad_is_learned(model: Path, tmp_path: Path) -> None:
+    data = lessons.write(tmp_path / "rated.jsonl", lessons.ratings(200))
+    heard = Heard()
+    run(short("kto", model, data, tmp_path / "out", lr=3e-4), observer=heard)
+    last = heard.metrics[30]
+    assert last["heldout_reward_accuracy"] >= 0.9
+    assert last["heldout_loss"] < heard.metrics[0]["heldout_loss"] == pytest.approx(0.5, abs=1e-6)
+    assert heard.metrics[0]["heldout_reference_kl"] == 0, "the policy is its reference still"
+    assert last["samples_without_reward"] == last["samples"] / 2, "as many tell how far the policy is from it"
+    lines = [row | {"label": "yes"} for row in lessons.ratings(2)]
+    with pytest.raises(BadData, match="no label: it must be true, false, 1 or 0"):
+        run(short("kto", model, lessons.write(tmp_path / "odd.jsonl", lines), tmp_path / "odd", strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["simpo", "orpo", "sft"])
+def test_a_reference_that_nothing_compares_with_is_refused(algorithm: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadConfiguration, match="compares with no other model"):
+        run(short(algorithm, model, tmp_path / "none.jsonl", tmp_path / "out", reference=model))
 
 
 def test_a_reward_model_is_one_that_transformers_serves(model: Path, preferred: Path, tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ def architecture(assets: Mapping[str, bytes]) -> Architecture:
         "attention biases beside Qwen2": kind != "qwen2" and bool(getattr(config, "attention_bias", False)),
         "dense layers between expert layers": kind == "qwen3_moe"
         and (bool(config.mlp_only_layers) or config.decoder_sparse_step != 1),
-        "dropout": config.attention_dropout != 0.0,
     }.items():
         if present:
             raise BadConfiguration(f"megatron has no {trait} here; {INSTEAD}")

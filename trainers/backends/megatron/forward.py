@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from torch.utils.checkpoint import checkpoint
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models.forward import LogprobComparison
+from millrace.trainers.backends.models.forward import LogprobComparison, entropies
 from millrace.trainers.backends.models.head import Of, Rows
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
@@ -97,8 +97,9 @@ class MicroBatchRun:
     vocabulary: int
     teach: Callable[[], tuple[torch.Tensor, Rows]] | None = None
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M], with
+        gradient where `entropy_learns`."""
         labels = self.batch.labels
         if self.group is not None:
             before = sum(self.counts[: dist.get_rank(self.group)])
@@ -106,9 +107,10 @@ class MicroBatchRun:
 
         def of(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             distribution = torch.log_softmax(scores / temperature, dim=-1)
-            return distribution.gather(-1, labels[:, None])[:, 0], _entropy(distribution)
+            return distribution.gather(-1, labels[:, None])[:, 0], entropies(distribution, learn=entropy_learns)
 
-        return self._pieces(of, labels)
+        logprobs, entropy = self._pieces(of, labels)
+        return logprobs, entropy if entropy_learns else entropy.detach()
 
     def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens at
@@ -121,13 +123,14 @@ class MicroBatchRun:
             distribution = torch.log_softmax(scores / temperature, dim=-1)
             with torch.no_grad():
                 target = torch.log_softmax(score(their).float() / temperature, dim=-1)
-            return of(distribution, target), _entropy(distribution)
+            return of(distribution, target), entropies(distribution)
 
-        return self._pieces(compare, hidden)
+        gaps, entropy = self._pieces(compare, hidden)
+        return gaps, entropy.detach()
 
     def _pieces(self, of: Of, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `of` makes of the logits [n, V] and the rows of `beside` [m, ...]: float32[M] twice, the second without
-        gradient. A piece keeps its hidden rows alone; backward computes its logits again."""
+        """What `of` makes of the logits [n, V] and the rows of `beside` [m, ...]: float32[M] twice. A piece keeps its
+        hidden rows alone; backward computes its logits again."""
 
         def piece(rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return of(self.head(rows).float(), labels)
@@ -135,11 +138,11 @@ class MicroBatchRun:
         count = max(1, self.limit // self.vocabulary)
         if self.output.shape[0] <= count:
             first, second = piece(self.output, beside)
-            return self._join_parts(first), self._join_parts(second.detach())
+            return self._join_parts(first), self._join_parts(second)
         pairs = zip(self.output.split(count), beside.split(count), strict=True)
         parts = [checkpoint(piece, *pair, use_reentrant=False, preserve_rng_state=False) for pair in pairs]
         first, second = (torch.cat(column) for column in zip(*parts, strict=True))
-        return self._join_parts(first), self._join_parts(second.detach())
+        return self._join_parts(first), self._join_parts(second)
 
     def values(self) -> torch.Tensor:
         """float32[T]."""
@@ -153,11 +156,6 @@ class MicroBatchRun:
         if self.group is None:
             return piece
         return _join(piece, self.counts, self.group)
-
-
-def _entropy(distribution: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return -(distribution.exp() * distribution).sum(-1)
 
 
 def _join(piece: torch.Tensor, counts: tuple[int, ...], group: ProcessGroup) -> torch.Tensor:

@@ -7,6 +7,7 @@ a vocabulary: a critic or a reward model. Its layout is the one that servers of 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ from millrace.trainers.errors import CheckpointError
 from millrace.trainers.private_apis.transformers import has_class
 from millrace.trainers.weights.state import State
 
+log = logging.getLogger("millrace.models")
+
 HEAD, SCORE = "lm_head.weight", "score.weight"
 CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
 
@@ -45,6 +48,7 @@ def build(
     settings = json.loads(assets["config.json"])
     scalar = is_scalar(settings)
     config = read_config(settings)
+    forget_dropout(config)
     with no_init_weights():
         model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
     model.tie_weights()
@@ -75,9 +79,22 @@ def build(
     return model
 
 
+def forget_dropout(config: PretrainedConfig) -> None:
+    """Sets each probability of dropout to 0, in parts of the configuration too, and says so in the log. A ratio of
+    policies is that of the policies then: with dropout even the first one of a batch would differ from 1."""
+    rates = {name: rate for name, rate in vars(config).items() if "drop" in name and isinstance(rate, float) and rate}
+    for name in rates:
+        setattr(config, name, 0.0)
+    if rates:
+        log.info("%s trains without its dropout (%s)", config.model_type, ", ".join(sorted(rates)))
+    for part in vars(config).values():
+        if isinstance(part, PretrainedConfig):
+            forget_dropout(part)
+
+
 @contextmanager
 def inference_mode(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Inside, `models` only answer: without gradients and without dropout, so nothing is drawn."""
+    """Inside, `models` only answer: without gradients, and drawing nothing."""
     before = [model.training for model in models]
     for model in models:
         model.train(False)
@@ -132,7 +149,7 @@ def _from_config(auto: Any, config: PretrainedConfig, head: str) -> PreTrainedMo
 
 
 def _scalar(config: PretrainedConfig) -> PreTrainedModel:
-    """A value after every token; no dropout before the head, which would be noise on a target."""
+    """A value after every token."""
     config.num_labels = 1
     model = _from_config(AutoModelForTokenClassification, config, "score")
     head = getattr(model, "score", None)

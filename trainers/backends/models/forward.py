@@ -1,7 +1,7 @@
 """The forward pass of a packed micro-batch.
 
 logp_t = log softmax(logits_{t-1} / temperature)[token_t]          in fp32, for trainable tokens alone
-H_t    = - sum_v p_v log p_v                                       of the same distribution, without gradient
+H_t    = - sum_v p_v log p_v                                       of the same distribution; with gradient if asked
 v_t    = the value head after token t                              of value models, for every token
 """
 
@@ -49,9 +49,17 @@ class ForwardPass:
     fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
     teacher_fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, self.logits, self.fusion, **self._arguments)
+        return token_logprobs(
+            self.model,
+            self.batch,
+            temperature,
+            self.logits,
+            fusion=self.fusion,
+            entropy_learns=entropy_learns,
+            **self._arguments,
+        )
 
     def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
@@ -81,22 +89,26 @@ def token_logprobs(
     batch: MicroBatch,
     temperature: float,
     logits: int = LOGITS,
+    *,
     fusion: bool = False,
+    entropy_learns: bool = False,
     **extra: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]. At most
-    `logits` logits exist at once; those of a head in a narrow format exist once, if so many may (`label_logprobs`)."""
+    """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M], with gradient
+    where `entropy_learns`. At most `logits` logits exist at once; those of a head in a narrow format exist once, if so
+    many may (`label_logprobs`), unless entropies learn."""
 
     def of(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = torch.log_softmax(scores / temperature, dim=-1)
-        return distribution.gather(-1, labels[:, None])[:, 0], _entropy(distribution)
+        return distribution.gather(-1, labels[:, None])[:, 0], entropies(distribution, learn=entropy_learns)
 
     def whole(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if scores.dtype == torch.float32 or not is_plain(model):
+        if scores.dtype == torch.float32 or entropy_learns or not is_plain(model):
             return of(scores.float(), labels)
         return label_logprobs(scores, labels, temperature, fusion=fusion)
 
-    return _pieces(model, batch, of, whole, batch.labels, logits, extra)
+    logprobs, entropy = _pieces(model, batch, of, whole, batch.labels, logits, extra)
+    return logprobs, entropy if entropy_learns else entropy.detach()
 
 
 def token_comparison(
@@ -124,16 +136,18 @@ def token_comparison(
         distribution = torch.log_softmax(scores / temperature, dim=-1)
         with torch.no_grad():
             target = torch.log_softmax(score(their) / temperature, dim=-1)
-        return compare(distribution, target), _entropy(distribution)
+        return compare(distribution, target), entropies(distribution)
 
     def whole(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return of(scores.float(), their)
 
-    return _pieces(model, batch, of, whole, teacher_rows, logits, extra)
+    gaps, entropy = _pieces(model, batch, of, whole, teacher_rows, logits, extra)
+    return gaps, entropy.detach()
 
 
-def _entropy(distribution: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
+def entropies(distribution: torch.Tensor, *, learn: bool = False) -> torch.Tensor:
+    """log-probabilities float[n, V] -> float[n], with gradient where enabled and `learn`."""
+    with torch.set_grad_enabled(learn and torch.is_grad_enabled()):
         return -(distribution.exp() * distribution).sum(-1)
 
 
@@ -147,13 +161,13 @@ def _pieces(
     extra: Mapping[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What `of` makes of the logits float32[n, V] and the rows of `beside` [M, ...], `whole` of all of them as the head
-    made them: float32[M] twice, the second without gradient."""
+    made them: float32[M] twice."""
     rows = rows_at_once(model, logits)
     if rows is None or batch.trainable <= rows:
         return whole(run(model, batch, logits_to_keep=batch.at, **extra)[0], beside)
     with in_pieces(model, rows, of, beside):
         columns = run(model, batch, logits_to_keep=batch.at, **extra)[0]
-    return columns[:, 0], columns[:, 1].detach()
+    return columns[:, 0], columns[:, 1]
 
 
 def run(

@@ -172,9 +172,9 @@ class ContextPass:
     inner: ForwardPass
     context: Context
 
-    def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def tokens(self, temperature: float, *, entropy_learns: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """As `ForwardPass.tokens` of the whole micro-batch."""
-        logprobs, entropy = self.inner.tokens(temperature)
+        logprobs, entropy = self.inner.tokens(temperature, entropy_learns=entropy_learns)
         return self._labels(logprobs), self._labels(entropy)
 
     def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,10 +63,12 @@ def test_imitating_the_best_of_each_group_beats_the_start_on_held_out_tasks(plac
     assert len({event["selection_digest"] for event in others}) == 1
 
 
-@pytest.mark.parametrize("method", ["awr", "grpo", "rloo", "decoupled", "tis", "icepop", "m2po", "dpo", "ipo"])
+@pytest.mark.parametrize(
+    "method", ["awr", "grpo", "rloo", "decoupled", "tis", "icepop", "m2po", "dpo", "ipo", "simpo", "orpo"]
+)
 def test_every_method_learns_from_the_same_history(method: str, place: Place) -> None:
     last, heard = branch(place.bus, place.settings, method=method, steps=3, save_every=3)
-    assert (heard.reach is None) == (method in ("awr", "dpo", "ipo"))
+    assert (heard.reach is None) == (method in ("awr", "dpo", "ipo", "simpo", "orpo"))
     if heard.reach is not None:
         assert heard.reach.sequence_ess > 0.99, "it begins with the weights that sampled"
     names = {name: f"t.b.{name}" for name in ("weights", "ledger")}

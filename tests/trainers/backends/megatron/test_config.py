@@ -60,7 +60,6 @@ def test_a_value_model_has_a_head_of_one() -> None:
         ("qwen3", {"hidden_act": "gelu"}, "no activation gelu"),
         ("qwen3", {"attention_bias": True}, "no attention biases beside Qwen2"),
         ("qwen3_moe", {"mlp_only_layers": [1], **EXPERTS}, "no dense layers between expert layers"),
-        ("qwen3", {"attention_dropout": 0.1}, "no dropout"),
     ],
 )
 def test_what_would_be_computed_otherwise_is_refused(kind: str, settings: dict[str, Any], reason: str) -> None:

@@ -190,7 +190,11 @@ def test_every_kind_of_algorithm(pool: Ranks, layout: str, algorithm: Algorithm,
 
 
 @pytest.mark.parametrize("layout", ["megatron:d1t2", "megatron:d1p2", "megatron:d1c2"])
-@pytest.mark.parametrize("algorithm", [policy("grpo"), Distill()], ids=["grpo", "distill"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [policy("grpo"), policy("gmpo", entropy_coef=0.05), Distill()],
+    ids=["grpo", "gmpo with an entropy bonus", "distill"],
+)
 def test_logits_in_pieces(pool: Ranks, layout: str, algorithm: Algorithm) -> None:
     """Three rows at a time, and not as many pieces on every context rank."""
     state = small_state("qwen3")

@@ -31,6 +31,7 @@ def ranks() -> Iterator[Ranks]:
 OBJECTIVES = {
     "critic": policy("ppo"),
     "whole sequences and scores": policy("gspo", recompute=True),
+    "entropies that learn": policy("gmpo", entropy_coef=0.05),
     "reference": policy("reinforce++-baseline", kl_coef=0.1),
     "teacher": Distill(),
 }

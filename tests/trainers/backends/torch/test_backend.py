@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -88,25 +89,30 @@ def test_gathering_copies() -> None:
     assert checkpoint.fingerprint(before) == kept
 
 
-def test_dropout_repeats_with_the_seed_and_step() -> None:
-    def trained(seed: int) -> str:
-        state = small_state(attention_dropout=0.3)
-        torch.manual_seed(seed)  # whatever the process drew before
-        return checkpoint.fingerprint(step(backend(State(state.weights, state.assets, seed=7)), Sft()))
-
-    assert trained(1) == trained(2)
-
-
-def test_scores_draw_nothing() -> None:
-    """Dropout is for learning: what a batch is weighed by is the model's own, and a resumed run finds the same."""
-    state = small_state(attention_dropout=0.3)
-    of, micro = backend(state), pack(random_samples(0))
-    plain = backend(State(state.weights, small_state().assets))
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("qwen2", {"attention_dropout": 0.3}),
+        ("gpt2", {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "tie_word_embeddings": True}),
+    ],
+)
+def test_models_train_without_dropout(kind: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """So the first ratio of a batch is 1, and nothing is drawn."""
+    with caplog.at_level("INFO", "millrace.models"):
+        of = backend(small_state(kind, **settings))
+    assert f"{kind} trains without its dropout ({min(settings)}" in caplog.text
+    assert of.model.training
+    samples = random_samples(0, groups=1)
+    micro = pack(samples)
     drawn = torch.random.get_rng_state()
     (scored,) = of.score([micro], 1.0)
-    assert torch.equal(scored, plain.score([micro], 1.0)[0])
     assert torch.equal(torch.random.get_rng_state(), drawn)
-    assert of.model.training
+    grpo = policy("grpo", minibatches=1, recompute=True)
+    weights = grpo.weigh(samples, None, {"proximal": micro.split(scored)})
+    micro = micro.attach_samples(weights)
+    result = of.step([micro], grpo, grpo.count(micro), 1e-3, "actor")
+    assert result.sums["ratio"] == result.sums["kept"], "every ratio is 1"
+    assert result.grad_norm > 0
 
 
 class Poisoned(Sft):

@@ -73,6 +73,32 @@ def test_a_head_in_pieces_is_exact(kind: str, settings: dict[str, Any], rows: in
         torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6 * float(theirs.abs().max()))
 
 
+def test_entropies_learn_where_that_is_asked() -> None:
+    """Against their derivative by the logits, -p (log p + H); whole and in pieces."""
+    state, batch = small_state(), pack(random_samples(2, groups=2))
+    factors = torch.linspace(-1, 1, batch.trainable)
+    found = []
+    for limit in (WHOLE, 7 * VOCABULARY):
+        model = build(state.assets, state.weights)
+        logprobs, entropy = token_logprobs(model, batch, 0.7, limit, entropy_learns=True)
+        (entropy * factors + logprobs).sum().backward()
+        found.append(model.get_submodule("lm_head").weight.grad)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=2e-5)
+
+    model = build(state.assets, state.weights)
+    hidden: list[torch.Tensor] = []
+    head = model.get_submodule("lm_head")
+    head.register_forward_hook(lambda module, inputs, output: hidden.append(inputs[0][0].detach()))
+    with torch.no_grad():
+        token_logprobs(model, batch, 0.7, WHOLE)
+        logp = torch.log_softmax(head(hidden[0])[-batch.trainable :] / 0.7, -1)
+        p, entropy = logp.exp(), -(logp.exp() * logp).sum(-1, keepdim=True)
+        by_logit = -p * (logp + entropy) * factors[:, None] - p
+        by_logit[torch.arange(batch.trainable), batch.labels] += 1
+        expected = (by_logit / 0.7).T @ hidden[0]
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=2e-5)
+
+
 def test_a_head_in_pieces_by_finite_differences() -> None:
     state, batch = small_state(hidden_size=16), pack(random_samples(1, groups=1, group_size=2))
     model = build(state.assets, state.weights).double()
@@ -166,11 +192,6 @@ def test_checkpointed_layers_keep_their_inputs_alone() -> None:
             token_logprobs(model, pack(random_samples(0)), 1.0)
         kept[on] = sum(sizes)
     assert kept[True] < kept[False] / 4
-
-
-def test_dropout_repeats_in_checkpointed_layers() -> None:
-    state = small_state(attention_dropout=0.3)
-    assert_close(trained(Compute(checkpointing=True), Sft(), state), trained(Compute(), Sft(), state))
 
 
 def test_bf16_keeps_masters_moments_and_loss_in_fp32() -> None:
