@@ -7,9 +7,9 @@ import json
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.policy import PolicyGradient
-from millrace.trainers.backends.models.build import is_scalar
 from millrace.trainers.batches.packing import REWARD_MODEL
 from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.weights.model_class import is_scalar
 from millrace.trainers.weights.state import State
 
 

@@ -312,11 +312,11 @@ class RolesBackend(Backend):
             slot: {name: tensors[name] for name in like.weights}
             for slot, tensors in zip(MOMENTS, columns[1:], strict=False)
         }
-        return State(weights, like.assets, moments, step, like.seed)
+        return State(weights, like.assets, moments, step, like.seed, constants=like.constants)
 
 
 def _outline(state: State) -> State:
-    """The same without its numbers: names and shapes, of the critic too."""
+    """The same without the numbers that change: names and shapes, of the critic too."""
     weights = {name: tensor.to("meta") for name, tensor in state.weights.items()}
     critic = None if state.critic is None else _outline(state.critic)
-    return State(weights, state.assets, {}, state.step, state.seed, critic)
+    return State(weights, state.assets, {}, state.step, state.seed, critic, constants=state.constants)

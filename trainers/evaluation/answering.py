@@ -36,7 +36,7 @@ def load(directory: Path, digest: str | None = None, device: str | None = None) 
         state = lora.merge(checkpoint.read(directory, verify=False))
     else:
         state = checkpoint.adopt(directory)
-    model = build(state.assets, state.weights)
+    model = build(state.assets, state.tensors)
     torch.nn.Module.to(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.train(False), version_digest
 

@@ -123,7 +123,7 @@ class DeepSpeedBackend(Backend):
             self._engines[CRITIC] = self._engine(state.critic)
 
     def hold(self, role: str, state: State) -> None:
-        model = build(state.assets, state.weights)
+        model = build(state.assets, state.tensors)
         torch.nn.Module.to(model, self.device)
         model.requires_grad_(False)
         model.train(False)

@@ -113,11 +113,13 @@ class ZeroEngine:
     ) -> None:
         self._adam, self._zero, self._group, self._device, self._clock = adam, zero, group, device, clock
         self._deepspeed = deepspeed
-        self._model = build(state.assets, state.weights)
-        self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
+        self._model = build(state.assets, state.tensors)
+        learning = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        self._shapes = {name: parameter.shape for name, parameter in learning.items()}
         self.config = self._model.config
         self._state: State | None = state
         self._assets, self._seed, self.steps = state.assets, state.seed, state.step
+        self._constants = state.constants
         self._engine: Any = None
         self._shards: Shards | None = None
 
@@ -128,13 +130,14 @@ class ZeroEngine:
         if self._engine is not None or self._state is None:
             return
         adam, state = self._adam, self._state
+        learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            self._model.parameters(), betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
+            learning, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
         )
         with self._clock.phase(COLLECTIVES):
             self._engine, *_ = self._deepspeed.initialize(
                 model=self._model,
-                model_parameters=list(self._model.parameters()),
+                model_parameters=learning,
                 optimizer=optimizer,
                 config=self._zero.settings(adam.clip),
             )
@@ -238,4 +241,4 @@ class ZeroEngine:
         if self._group.rank != 0:
             return None
         weights = tensors.pop(WEIGHT)
-        return State(weights, self._assets, tensors, self.steps, self._seed)
+        return State(weights, self._assets, tensors, self.steps, self._seed, constants=self._constants)

@@ -64,7 +64,7 @@ class ModelChunk:
 def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> ModelChunk:
     """One stage of the model of `state`. Needs no collective. BadConfiguration for an adapter in a layout that cuts
     more than the data."""
-    model = build(state.assets, state.weights, stage)
+    model = build(state.assets, state.tensors, stage)
     _check_cuts(model, place.groups.grid.layout)
     if state.adapter is not None:
         layout = place.groups.grid.layout

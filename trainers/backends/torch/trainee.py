@@ -53,7 +53,7 @@ class Trainee:
         models = [chunk.model for chunk in chunks.values()]
         self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock)
         self.steps = state.step
-        self._assets, self._seed = state.assets, state.seed
+        self._assets, self._seed, self._constants = state.assets, state.seed, state.constants
         self._adapter = state.adapter
         self._base = state.weights if state.adapter is not None and place.groups.rank == 0 else {}
         self._shards: list[torch.nn.Parameter] = []
@@ -232,5 +232,7 @@ class Trainee:
         weights = by_slot.pop("")
         if self._adapter is not None:
             adapter = replace(self._adapter, weights=weights)
-            return State(self._base, self._assets, by_slot, self.steps, self._seed, adapter=adapter)
-        return State(weights, self._assets, by_slot, self.steps, self._seed)
+            return State(
+                self._base, self._assets, by_slot, self.steps, self._seed, adapter=adapter, constants=self._constants
+            )
+        return State(weights, self._assets, by_slot, self.steps, self._seed, constants=self._constants)

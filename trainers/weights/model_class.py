@@ -1,0 +1,89 @@
+"""The transformers model that a config.json describes: its configuration, its class, and which of its tensors learn.
+
+A config.json that names a `...ForSequenceClassification` has a scalar head (`score.weight`, no bias) instead of a
+vocabulary: a critic or a reward model. Its layout is the one that servers of reward models load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from millrace.trainers.errors import CheckpointError
+from millrace.trainers.private_apis.transformers import has_class
+
+SCALAR = "ForSequenceClassification"
+
+
+def is_scalar(settings: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model with a score in place of a vocabulary."""
+    return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
+
+
+def read_config(settings: Mapping[str, object]) -> PretrainedConfig:
+    """The configuration that a config.json describes. CheckpointError where `transformers` knows no such model."""
+    kind = settings.get("model_type")
+    rest = {name: value for name, value in settings.items() if name != "model_type"}
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"config.json names the model type {kind!r}, which transformers {transformers.__version__} does not have: "
+            "name a model without code of its own"
+        )
+    config: PretrainedConfig = AutoConfig.for_model(kind, **_numbers(rest))
+    return config
+
+
+def _numbers(value: object) -> Any:
+    """With the numbers that transformers writes as {"__float__": "Infinity"}, since JSON has none."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _numbers(item) for name, item in value.items()}
+    return [_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTrainedModel:
+    """The model of a config.json, in fp32, where torch makes tensors by default. attention: the name of the one that it
+    computes, transformers' own where None. CheckpointError where transformers has no such class, KeyError where the
+    class knows its own attentions alone."""
+    config = read_config(settings)
+    if not is_scalar(settings):
+        return _of_class(AutoModelForCausalLM, config, "vocabulary", attention)
+    config.num_labels = 1
+    model = _of_class(AutoModelForTokenClassification, config, "score", attention)
+    head = getattr(model, "score", None)
+    if not isinstance(head, torch.nn.Linear):
+        raise CheckpointError(f"{type(model).__name__} has no score head; critics and reward models need one")
+    model.score = torch.nn.Linear(head.in_features, 1, bias=False)
+    model.dropout = torch.nn.Identity()  # before the head it would be noise on a target
+    return model
+
+
+def _of_class(auto: Any, config: PretrainedConfig, head: str, attention: str | None) -> PreTrainedModel:
+    if not has_class(auto, config):
+        raise CheckpointError(f"transformers has no {config.model_type} with a {head}: name another model")
+    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    return model
+
+
+def tensors_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Everything that a model's files hold, by the model's own names: parameters, each once, and persistent buffers."""
+    written = model.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in written}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def learns(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a model as its class makes it learns by gradients."""
+    return tensor.requires_grad
