@@ -36,6 +36,7 @@ from millrace.trainers.backends.places import backend_role, by_cell, format_plac
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.weights.model_class import context_length, read_config
 from millrace.trainers.weights.state import State
 
 Compute = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
@@ -180,7 +181,7 @@ class RolesBackend(Backend):
 
     @property
     def longest(self) -> int:
-        return int(json.loads(self._actor_state.assets["config.json"])["max_position_embeddings"])
+        return context_length(read_config(json.loads(self._actor_state.assets["config.json"])))
 
     # ---- the step
 

@@ -15,6 +15,7 @@ from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.sampling import sample
 from millrace.trainers.weights import checkpoint, lora, manifest
+from millrace.trainers.weights.model_class import context_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ def answer(
     sampled together at most, or those of one prompt."""
     if n < 1 or max_tokens < 1 or temperature < 0:
         raise BadConfiguration("samples and max_tokens must be above 0, the temperature not below")
-    longest = int(model.config.max_position_embeddings)
+    most = context_length(model.config)
     for index, prompt in enumerate(prompts):
-        if len(prompt) + max_tokens > longest:
+        if len(prompt) + max_tokens > most:
             raise BadConfiguration(
-                f"question {index} has {len(prompt)} tokens, with {max_tokens} to answer; the model takes {longest}"
+                f"question {index} has {len(prompt)} tokens, with {max_tokens} to answer; the model takes {most}"
             )
     step = max(1, at_once // n)
     answers = []

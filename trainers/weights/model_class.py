@@ -24,6 +24,10 @@ from millrace.trainers.errors import CheckpointError
 from millrace.trainers.private_apis.transformers import has_class
 
 SCALAR = "ForSequenceClassification"
+LENGTHS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+"""names, in the configurations of transformers, of the most tokens that positions are made for"""
+ANY_LENGTH = 2**31
+"""of a model whose positions have no end: ALiBi, layers with a state"""
 
 
 def is_scalar(settings: Mapping[str, Any]) -> bool:
@@ -51,6 +55,12 @@ def _numbers(value: object) -> Any:
             return float(value["__float__"])
         return {name: _numbers(item) for name, item in value.items()}
     return [_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+def context_length(config: PretrainedConfig) -> int:
+    """The most tokens that a model of this configuration takes."""
+    text = config.get_text_config()
+    return next((int(getattr(text, name)) for name in LENGTHS if getattr(text, name, None)), ANY_LENGTH)
 
 
 def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTrainedModel:

@@ -35,6 +35,7 @@ from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.deepspeed import disable_shared_memory, forget_engines, lend_world, release_groups
+from millrace.trainers.weights.model_class import context_length
 from millrace.trainers.weights.state import State
 
 
@@ -157,7 +158,7 @@ class DeepSpeedBackend(Backend):
 
     @property
     def longest(self) -> int:
-        return int(self._learner(ACTOR).config.max_position_embeddings)
+        return context_length(self._learner(ACTOR).config)
 
     @property
     def fills_rows(self) -> bool:

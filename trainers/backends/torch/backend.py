@@ -31,6 +31,7 @@ from millrace.trainers.backends.torch.trainee import Trainee
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
+from millrace.trainers.weights.model_class import context_length
 from millrace.trainers.weights.state import State
 
 DIMENSIONS = "dtpce"
@@ -187,7 +188,7 @@ class TorchBackend(Backend):
 
     @property
     def longest(self) -> int:
-        return int(self._role(ACTOR).model.config.max_position_embeddings)
+        return context_length(self._role(ACTOR).model.config)
 
     @property
     def fills_rows(self) -> bool:
