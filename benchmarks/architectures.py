@@ -27,7 +27,7 @@ OWN = (
     "each sample has a row of its own, filled up to the longest of its micro-batch; layouts cut the data alone (`d`), "
     "and beginnings are not shared"
 )
-WAYS = ("alone", "packed", "deepspeed", "megatron", "lora", "reward")
+WAYS = ("alone", "packed", "trained", "deepspeed", "megatron", "lora", "reward")
 NOTES: dict[str, str] = {
     "megatron trains qwen2, qwen3 and qwen3_moe": "megatron",
     "to adapt; it has": "layers",
@@ -80,7 +80,10 @@ def page(found: dict[str, Verdict]) -> str:
     """The page of all architectures."""
     computed = {kind: v for kind, v in found.items() if not v.alone.startswith("untested")}
     able = {kind: v for kind, v in computed.items() if v.packed in (RIGHT, ROWS)}
-    rows = ["| architecture | " + " | ".join(WAYS).replace("reward", "reward model") + " |", "| --- " * 7 + "|"]
+    rows = [
+        "| architecture | " + " | ".join(WAYS).replace("reward", "reward model") + " |",
+        "| --- " * (1 + len(WAYS)) + "|",
+    ]
     rows += [row(kind, verdict) for kind, verdict in computed.items()]
     others: dict[str, list[str]] = {}
     for kind, verdict in computed.items():
