@@ -80,10 +80,8 @@ def page(found: dict[str, Verdict]) -> str:
     """The page of all architectures."""
     computed = {kind: v for kind, v in found.items() if not v.alone.startswith("untested")}
     able = {kind: v for kind, v in computed.items() if v.packed in (RIGHT, ROWS)}
-    rows = [
-        "| architecture | " + " | ".join(WAYS).replace("reward", "reward model") + " |",
-        "| --- " * (1 + len(WAYS)) + "|",
-    ]
+    heads = ("architecture", *WAYS[:-1], "reward model")
+    rows = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     rows += [row(kind, verdict) for kind, verdict in computed.items()]
     others: dict[str, list[str]] = {}
     for kind, verdict in computed.items():

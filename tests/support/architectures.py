@@ -79,7 +79,7 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
         kind: {"layer_types": ["linear_attention", "full_attention"] * 2}
         for kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
     },
-    **dict.fromkeys(_ENCODERS, {"is_decoder": True}),
+    **{kind: {"is_decoder": True} for kind in _ENCODERS},
     "codegen": {"rotary_dim": 8},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
@@ -315,7 +315,8 @@ def judge(kind: str, directory: Path) -> Verdict:
 
     batch = pack(samples())
     return Verdict(
-        way(torch_of(pack(samples(1)))), way(torch_of(batch)), way(trained), way(deepspeed), way(megatron), way(lora), way(reward),
+        way(torch_of(pack(samples(1)))), way(torch_of(batch)), way(trained), way(deepspeed), way(megatron), way(lora),
+        way(reward),
         max(gaps, default=0.0),
     )  # fmt: skip
 
@@ -343,7 +344,8 @@ def train_and_reload(state: State, root: Path) -> Reload:
         assert made is not None
         version = checkpoint.write(root, 1, made).path
         back = checkpoint.read(version)
-        assert back.weights.keys() == state.weights.keys() and back.constants.keys() == state.constants.keys()
+        assert back.weights.keys() == state.weights.keys()
+        assert back.constants.keys() == state.constants.keys()
         assert all(torch.equal(tensor, made.tensors[name]) for name, tensor in back.tensors.items())
         assert not all(torch.equal(tensor, state.weights[name]) for name, tensor in made.weights.items())
         here = tensors_of(backend.model)

@@ -74,7 +74,9 @@ def attach(model: PreTrainedModel, adapter: Adapter) -> None:
         init_lora_weights=False,
     )
     with torch.random.fork_rng(devices=[]):  # peft draws numbers that are overwritten below
-        inject_adapter_in_model(config, model, adapter_name=_NAME)
+        # in a list, peft does not see that it is of transformers: of some mixtures of experts it would take the layers
+        # beside the experts, which have the same names, for the experts
+        inject_adapter_in_model(config, torch.nn.ModuleList([model]), adapter_name=_NAME)
     parameters = {file_name(name): parameter for name, parameter in model.named_parameters() if _is_ours(name)}
     if parameters.keys() != adapter.weights.keys():
         difference = sorted(parameters.keys() ^ adapter.weights.keys())
