@@ -27,7 +27,7 @@ from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.adapter import TARGETS, B, Lora
 from millrace.trainers.weights.lora import attach, merge, prepare
-from millrace.trainers.weights.model_class import read_config, tensors_of
+from millrace.trainers.weights.model_class import learns, read_config, tensors_of
 from millrace.trainers.weights.state import State
 
 VOCABULARY = 64
@@ -154,8 +154,8 @@ def tiny_state(kind: str, directory: Path, **settings: Any) -> State:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for tensor in tensors_of(model).values():
-            if tensor.is_floating_point():
+        for name, tensor in tensors_of(model).items():
+            if learns(tensor) or name.endswith(("_bias", "_biases", "_scalar")):  # not tables of sines or decays
                 tensor.add_(0.2 * torch.randn_like(tensor))
     model.save_pretrained(directory)
     return checkpoint.adopt(directory)

@@ -33,18 +33,21 @@ def set_attention(config: PretrainedConfig, name: str) -> None:
 @dataclass(frozen=True, slots=True)
 class LoadReport:
     """What does not fit between files and a model, by name. missing: of the model's; unknown: of the files', but for
-    what the class leaves out; misfits: name -> what is wrong; untied: shared by the class, and two in the files."""
+    what the class leaves out; misfits: name -> what is wrong; untied: shared by the class, and two in the files.
+    begun: in no file, and as the class begins them, of what does not learn."""
 
     missing: list[str]
     unknown: list[str]
     misfits: Mapping[str, str]
     untied: list[str]
+    begun: list[str]
 
 
 def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadReport:
     """Loads tensors by their names in files into a model on the meta device, as `from_pretrained` does: renamed,
     stacked and split as transformers knows it of this class; what floats becomes float32."""
     shared = set(model.all_tied_weights_keys)
+    learning = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     mapping: Any = get_model_conversion_mapping(model)
     about = LoadStateDictConfig(dtype=torch.float32, weight_mapping=mapping)
     with _no_progress_bar():
@@ -56,18 +59,26 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadRep
         for name, ours, theirs in info.mismatched_keys
     }
     misfits |= {name: _reason(text) for name, text in info.conversion_errors.items()}
-    missing = sorted(info.missing_keys - misfits.keys())
-    if not missing and not misfits:
-        _begin_the_rest(model)
-    return LoadReport(missing, sorted(info.unexpected_keys), misfits, sorted(shared - set(model.all_tied_weights_keys)))
+    rest = {name for name, tensor in model.state_dict().items() if tensor.is_meta} - learning - misfits.keys()
+    missing = (info.missing_keys & learning - misfits.keys()) | _begin(model, rest)
+    untied = shared - set(model.all_tied_weights_keys)
+    return LoadReport(sorted(missing), sorted(info.unexpected_keys), misfits, sorted(untied), sorted(rest - missing))
 
 
-def _begin_the_rest(model: PreTrainedModel) -> None:
-    """What files need not have, as the class begins it: tables of sines."""
-    rest: Any = {name for name, tensor in model.state_dict().items() if tensor.is_meta}
-    if rest:
-        model._move_missing_keys_from_meta_to_device(rest, None, None, None)
+def _begin(model: PreTrainedModel, names: set[str]) -> set[str]:
+    """Makes tensors that no file has, such as tables of sines, what the class makes of them at first. Those of which it
+    makes nothing."""
+    if not names:
+        return set()
+    some: Any = names
+    model._move_missing_keys_from_meta_to_device(some, None, None, None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for name in names:
+            tensor = model.get_parameter_or_buffer(name)
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
         model._initialize_missing_keys(is_quantized=False)
+    tensors = {name: model.get_parameter_or_buffer(name) for name in names}
+    return {name for name, tensor in tensors.items() if not tensor.is_floating_point() or bool(tensor.isnan().any())}
 
 
 def _reason(text: str) -> str:

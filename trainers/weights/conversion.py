@@ -16,6 +16,7 @@ Invariant: the layout of what is written is a function of config.json.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,8 @@ from transformers import PreTrainedModel
 from millrace.trainers.errors import CheckpointError
 from millrace.trainers.private_apis import transformers as private
 from millrace.trainers.weights.model_class import learns, make, tensors_of
+
+log = logging.getLogger("millrace.weights")
 
 Tensors = dict[str, torch.Tensor]
 
@@ -55,6 +58,8 @@ def from_files(settings: Mapping[str, Any], files: Mapping[str, torch.Tensor]) -
             f"config.json ties {report.untied[0]} of {name} to another weight, and the files hold two that differ: set "
             "tie_word_embeddings to false there"
         )
+    if report.begun:
+        log.warning("%s: no file has %s, which begin as transformers begins them", name, ", ".join(report.begun[:3]))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     return (
         {name: tensor for name, tensor in tensors.items() if name in learning},

@@ -26,7 +26,7 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Adam, StepResult
 from millrace.trainers.backends.deepspeed.shards import WEIGHT, Shards
 from millrace.trainers.backends.group import RankGroup
-from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.build import build, narrow_tables
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.batches.packing import MicroBatch
@@ -114,8 +114,9 @@ class ZeroEngine:
         self._adam, self._zero, self._group, self._device, self._clock = adam, zero, group, device, clock
         self._deepspeed = deepspeed
         self._model = build(state.assets, state.tensors)
-        learning = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        self._shapes = {name: parameter.shape for name, parameter in learning.items()}
+        if zero.bf16:
+            narrow_tables(self._model)
+        self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
         self.config = self._model.config
         self._state: State | None = state
         self._assets, self._seed, self.steps = state.assets, state.seed, state.step
@@ -130,14 +131,13 @@ class ZeroEngine:
         if self._engine is not None or self._state is None:
             return
         adam, state = self._adam, self._state
-        learning = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            learning, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
+            self._model.parameters(), betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
         )
         with self._clock.phase(COLLECTIVES):
             self._engine, *_ = self._deepspeed.initialize(
                 model=self._model,
-                model_parameters=learning,
+                model_parameters=list(self._model.parameters()),
                 optimizer=optimizer,
                 config=self._zero.settings(adam.clip),
             )

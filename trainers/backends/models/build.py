@@ -36,6 +36,7 @@ def build(
         except KeyError:  # a class that knows its own attentions alone
             model = make(settings, EAGER)
     model.tie_weights()
+    _freeze(model)
     tensors = tensors_of(model)
     missing, unknown = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
     if missing or unknown:
@@ -55,6 +56,25 @@ def build(
             tensor.copy_(weights[name_of(model, local_name)])
     model.train(True)
     return model
+
+
+def _freeze(model: PreTrainedModel) -> None:
+    """Makes buffers of the parameters that a class has frozen, so that no backend cuts, narrows or updates them."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not learns(parameter):
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach())
+
+
+def narrow_tables(model: PreTrainedModel) -> None:
+    """For a model that computes in bf16: tables that files hold (of sines, of decays) become bf16, as hidden states
+    meet them. Vectors and numbers, such as the bias of an expert's score, stay as they are."""
+    tables = tensors_of(model).keys() - dict(model.named_parameters()).keys()
+    for name in tables:
+        table = model.get_buffer(name)
+        if table.is_floating_point() and table.ndim > 1:
+            table.data = table.data.to(torch.bfloat16)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.build import build, narrow_tables
 from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.models.stages import PipelineStage, name_of
 from millrace.trainers.backends.parallel import experts, tensor
@@ -83,6 +83,8 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
         at = place.groups.index(PP)
         learning = [replace(one, name=name_of(model, one.name), stage=at) for one in learning]
     place.compute.prepare(model)
+    if place.compute.bf16:
+        narrow_tables(model)
     masters: list[torch.Tensor] = []
     if FS in place.groups.meshes:
         _shard(model, place)
