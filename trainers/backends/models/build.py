@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from millrace.trainers.backends.models.probe import settle
-from millrace.trainers.backends.models.rows import EAGER
+from millrace.trainers.backends.models.probe import check_stages, settle
+from millrace.trainers.backends.models.rows import EAGER, has_rows
 from millrace.trainers.backends.models.stages import ONE_STAGE, PipelineStage, cut, name_of
 from millrace.trainers.batches.attention import NAME
 from millrace.trainers.errors import CheckpointError
@@ -30,13 +31,7 @@ def build(
     if "config.json" not in assets:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
-    with no_init_weights():
-        try:
-            model = make(settings, NAME)
-        except KeyError:  # a class that knows its own attentions alone
-            model = make(settings, EAGER)
-    model.tie_weights()
-    _freeze(model)
+    model = _empty(settings)
     tensors = tensors_of(model)
     missing, unknown = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
     if missing or unknown:
@@ -50,11 +45,31 @@ def build(
                 f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in config.json"
             )
     settle(model, weights, assets["config.json"])
+    if stage.count > 1 and not has_rows(model):
+        check_stages(model, (_stage(settings, index, stage.count) for index in range(stage.count)), weights)
     cut(model, stage)
     with torch.no_grad():
         for local_name, tensor in tensors_of(model).items():
             tensor.copy_(weights[name_of(model, local_name)])
     model.train(True)
+    return model
+
+
+def _empty(settings: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a config.json, its numbers not set: until they are, they take no memory."""
+    with no_init_weights():
+        try:
+            model = make(settings, NAME)
+        except KeyError:  # a class that knows its own attentions alone
+            model = make(settings, EAGER)
+    model.tie_weights()
+    _freeze(model)
+    return model
+
+
+def _stage(settings: Mapping[str, Any], index: int, count: int) -> PreTrainedModel:
+    model = _empty(settings)
+    cut(model, PipelineStage(index, count))
     return model
 
 
@@ -73,7 +88,7 @@ def narrow_tables(model: PreTrainedModel) -> None:
     tables = tensors_of(model).keys() - dict(model.named_parameters()).keys()
     for name in tables:
         table = model.get_buffer(name)
-        if table.is_floating_point() and table.ndim > 1:
+        if table.is_floating_point() and table.numel() > max(1, *table.shape[-1:]):
             table.data = table.data.to(torch.bfloat16)
 
 

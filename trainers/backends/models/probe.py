@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,11 +29,13 @@ from millrace.trainers.backends.models import rows
 from millrace.trainers.backends.models.architectures import TESTED_KINDS
 from millrace.trainers.backends.models.forward import run
 from millrace.trainers.backends.models.head import instead
+from millrace.trainers.backends.models.stages import name_of
 from millrace.trainers.batches import attention
 from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.private_apis.transformers import set_attention
+from millrace.trainers.private_apis.transformers import attention_of, set_attention
+from millrace.trainers.weights.model_class import tensors_of
 
 log = logging.getLogger("millrace.models")
 
@@ -124,6 +126,38 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     raise BadConfiguration(
         f"{_name(model)} cannot be trained here: {'; '.join(because)}. docs/architectures.md lists the models that can"
     )
+
+
+def check_stages(whole: PreTrainedModel, parts: Iterable[PreTrainedModel], weights: Mapping[str, torch.Tensor]) -> None:
+    """BadConfiguration unless pipeline stages, one after another, compute what a whole model does, whose way is known.
+    weights: of the whole one; the models' own are not read."""
+    batch = _batch(int(whole.config.get_text_config().vocab_size), 0)
+
+    def hidden_of(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+        case = _Case(model, {name: weights[name_of(model, name)] for name in tensors_of(model)})
+        head = rows.head_of(case) if hasattr(model, "score") or model.get_output_embeddings() else torch.nn.Identity()
+        with instead(head, lambda hidden: hidden):
+            return run(case, batch, **inputs)
+
+    training = whole.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            truth = hidden_of(whole.train(False))
+            hidden = None
+            for part in parts:
+                use(part.train(False), attention_of(whole.config))
+                hidden = hidden_of(part, **({} if hidden is None else {"inputs_embeds": hidden}))
+            gap = torch.inf if hidden is None else float((hidden - truth).norm() / truth.norm().clamp(min=1e-6))
+    except BadConfiguration:
+        raise
+    except Exception as error:  # any model's own code
+        raise BadConfiguration(f"{_name(whole)} makes no pipeline stages: {_line(error)}: choose p1") from error
+    finally:
+        whole.train(training)
+    if not gap <= TOLERANCE and bool(torch.isfinite(truth).all()):
+        raise BadConfiguration(
+            f"{_name(whole)} in pipeline stages computes something else, off by {gap:.1e}: choose p1"
+        )
 
 
 def carries(model: PreTrainedModel) -> list[str]:

@@ -56,7 +56,7 @@ def check(config: PretrainedConfig, size: int) -> None:
         "attention heads": config.num_attention_heads,
         "key-value heads": config.num_key_value_heads,
         "words of the vocabulary": config.vocab_size,
-        "columns of the feed-forward layers": config.intermediate_size,
+        "columns of the feed-forward layers": getattr(config, "intermediate_size", 0),
     }
     for part, count in shares.items():
         if count % size:
@@ -98,6 +98,9 @@ def _apply_layer(layer: nn.Module, team: Team) -> None:
             raise BadConfiguration(f"{type(module).__name__} has no {missing[0]} to cut; choose t1 for this model")
         module.register_forward_pre_hook(_gathers(team), with_kwargs=True)
         setattr(module, names[-1], Rowwise(getattr(module, names[-1]), team))
+    for name, parameter in attention.named_parameters():
+        if name.split(".")[0] not in COLUMNS + ROWS and parameter.numel() > getattr(attention, "head_dim", 0):
+            raise BadConfiguration(f"{type(attention).__name__} has {name}, of all heads; choose t1 for this model")
 
 
 def _gathers(team: Team) -> Any:
