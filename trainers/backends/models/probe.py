@@ -100,6 +100,7 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
     try:
         truths = [_alone(case, batch.members) for batch in batches]
+        unpadded = [pack(batch.members[-1:]) for batch in batches]  # of which transformers makes no mask
         ahead = _looks_ahead(case, batches[0])
     except Exception as error:  # any model's own code
         raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
@@ -116,6 +117,9 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
         use(model, name)
         try:
             gap = _gap(case, batches, truths, is_packed=name == attention.NAME)
+            if name != attention.NAME:
+                ends = [truth[-batch.trainable :] for truth, batch in zip(truths, unpadded, strict=True)]
+                gap = max(gap, _gap(case, unpadded, ends, is_packed=False))
         except Exception as error:  # any model's own code: what it raises says why this way is none
             because.append(_line(error))
             continue
