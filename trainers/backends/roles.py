@@ -26,6 +26,7 @@ from dataclasses import replace
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from transformers import PretrainedConfig
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Backend, StepResult
@@ -36,7 +37,7 @@ from millrace.trainers.backends.places import backend_role, by_cell, format_plac
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
-from millrace.trainers.weights.model_class import context_length, read_config
+from millrace.trainers.weights.model_class import context_length, read_config, vocabulary_of
 from millrace.trainers.weights.state import State
 
 Compute = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
@@ -176,12 +177,16 @@ class RolesBackend(Backend):
         return self._steps
 
     @property
+    def _config(self) -> PretrainedConfig:
+        return read_config(json.loads(self._actor_state.assets["config.json"]))
+
+    @property
     def vocabulary(self) -> int:
-        return int(json.loads(self._actor_state.assets["config.json"])["vocab_size"])
+        return vocabulary_of(self._config)
 
     @property
     def longest(self) -> int:
-        return context_length(read_config(json.loads(self._actor_state.assets["config.json"])))
+        return context_length(self._config)
 
     # ---- the step
 

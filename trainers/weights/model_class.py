@@ -63,6 +63,11 @@ def context_length(config: PretrainedConfig) -> int:
     return next((int(getattr(text, name)) for name in LENGTHS if getattr(text, name, None)), ANY_LENGTH)
 
 
+def vocabulary_of(config: PretrainedConfig) -> int:
+    """How many tokens a model of this configuration knows."""
+    return int(config.get_text_config().vocab_size)
+
+
 def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTrainedModel:
     """The model of a config.json, in fp32, where torch makes tensors by default. attention: the name of the one that it
     computes, transformers' own where None. CheckpointError where transformers has no such class, KeyError where the

@@ -64,9 +64,10 @@ class InprocessEngine(Engine):
             raise EngineError("sliding-window attention is not supported in process: use vLLM for this model")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._ends = _end_tokens(folder)
-        lengths = (getattr(self._model.config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        config = self._model.config.get_text_config()
+        lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
         self.context = int(next(filter(None, lengths), ANY_LENGTH))
-        self._vocabulary = int(self._model.config.vocab_size)
+        self._vocabulary = int(config.vocab_size)
         self._max_rows = max_rows
         self._shared = torch.Generator()
         if seed is None:

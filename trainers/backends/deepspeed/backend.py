@@ -35,7 +35,7 @@ from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.deepspeed import disable_shared_memory, forget_engines, lend_world, release_groups
-from millrace.trainers.weights.model_class import context_length
+from millrace.trainers.weights.model_class import context_length, vocabulary_of
 from millrace.trainers.weights.state import State
 
 
@@ -154,7 +154,7 @@ class DeepSpeedBackend(Backend):
 
     @property
     def vocabulary(self) -> int:
-        return int(self._learner(ACTOR).config.vocab_size)
+        return vocabulary_of(self._learner(ACTOR).config)
 
     @property
     def longest(self) -> int:

@@ -33,6 +33,7 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
     """Rows of a piece, or None for a model whose head must stay in one."""
     config = getattr(model, "config", None)
+    config = config.get_text_config() if config is not None else None
     if (
         config is None
         or not hasattr(model, HEAD)

@@ -31,7 +31,7 @@ from millrace.trainers.backends.torch.trainee import Trainee
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
-from millrace.trainers.weights.model_class import context_length
+from millrace.trainers.weights.model_class import context_length, vocabulary_of
 from millrace.trainers.weights.state import State
 
 DIMENSIONS = "dtpce"
@@ -184,7 +184,7 @@ class TorchBackend(Backend):
 
     @property
     def vocabulary(self) -> int:
-        return int(self._role(ACTOR).model.config.vocab_size)
+        return vocabulary_of(self._role(ACTOR).model.config)
 
     @property
     def longest(self) -> int:

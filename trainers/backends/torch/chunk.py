@@ -105,6 +105,8 @@ def _check_cuts(model: PreTrainedModel, layout: Layout) -> None:
             f"{layout}: {name} computes each sample in a row of its own, which data parallelism alone can share: "
             f"choose d{layout.world}"
         )
+    if model.config.get_text_config() is not model.config:
+        raise BadConfiguration(f"{layout}: {name} reads more than text: choose data parallelism, d{layout.world}")
     if layout.t * layout.c > 1 and any(name.endswith(SINKS) for name, _ in model.named_parameters()):
         raise BadConfiguration(f"{layout}: {name} has attention sinks, which t and c do not divide: choose t1 and c1")
 
@@ -142,7 +144,7 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     layers = getattr(base, "layers", None)
     if isinstance(layers, torch.nn.ModuleList):
         return list(layers)
-    count = int(model.config.num_hidden_layers)
+    count = int(model.config.get_text_config().num_hidden_layers)
     lists = [module for module in base.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of {count} layers to spread over ranks: train on 1")
