@@ -26,7 +26,7 @@ PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --dura
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test unit check format demo demo-short proofs chaos histories fuzz audit-changes conformance architectures bench lock
+.PHONY: help setup test unit check format demo demo-short proofs chaos histories fuzz audit-changes conformance architectures bench gpu lock
 .PHONY: clean anew
 
 help: ## show this
@@ -104,6 +104,9 @@ architectures: setup ## every architecture of transformers, each way of training
 
 bench: setup ## the figures of docs/benchmarks.md
 	for name in $$(cd benchmarks && ls bench_*.py); do echo "== $$name"; $(BIN)/python -m benchmarks.$${name%.py}; done
+
+gpu: setup ## training on one card, in under eight minutes: correctness, speed, profile, memory; tiny shapes on a CPU
+	$(BIN)/python -m benchmarks.bench_gpu
 
 # uv.lock holds addresses and is not kept; the two locks hold names, versions and hashes only. Both come from the same
 # resolution: what trains is of one version, whatever samples.

@@ -167,6 +167,7 @@ def _entry(event: WeightVersion) -> LedgerEntry:
             "models": {},
             "device": "",
             "threads": 0,
+            "kernels": {},
         },
         b"",
     )

@@ -57,6 +57,7 @@
     └── TrainerError             training cannot go on as it is asked to
         ├── BadSample            a trajectory that cannot be trained on; the rest of its batch can
         ├── BadConfiguration     a knob or a layout that cannot work
+        ├── OutOfMemory          a step did not fit in the card; its rows are shorter when it is done again
         ├── BadData              a row of a data set that cannot be trained on, or a set without one that can
         ├── NotFormed            a backend was used before `form` and `load`, or after `tear_down`
         └── CheckpointError      a checkpoint that cannot be written or read

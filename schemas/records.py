@@ -495,6 +495,8 @@ class LedgerEntry(TypedDict):
     """what rank 0 computed on: cpu, or the name of its GPU; empty: unknown"""
     threads: int
     """threads of rank 0's CPU kernels; 0: unknown"""
+    kernels: dict[str, str]
+    """how rank 0 computed: attention, fusion, optimizer, repeatable, tokens_per_pack; empty: unknown"""
 
 
 class Lineage(TypedDict):
@@ -1570,7 +1572,7 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[LedgerEntry], field: Literal["unchanged"]) -> str | None: ...
 
     @overload
-    def __getitem__(self: Fields[LedgerEntry], field: Literal["libraries", "models"]) -> dict[str, str]: ...
+    def __getitem__(self: Fields[LedgerEntry], field: Literal["libraries", "models", "kernels"]) -> dict[str, str]: ...
 
     @overload
     def __getitem__(self: Fields[LedgerEntry], field: Literal["metrics"]) -> dict[str, float]: ...

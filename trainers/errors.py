@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from millrace.schemas.errors import MillraceError
 
+REMEDIES = (
+    'set [learner] precision = "bf16", activation_checkpointing = true, optimizer_offload = true, or train an adapter '
+    "([learner] lora)"
+)
+"""what makes a model or a sample fit that does not fit in a card"""
+
 
 class TrainerError(MillraceError):
     """Training cannot go on as it is asked to."""
@@ -15,6 +21,11 @@ class BadSample(TrainerError):
 
 class BadConfiguration(TrainerError):
     """A knob or a layout that cannot work."""
+
+
+class OutOfMemory(TrainerError):
+    """A step took more memory than the card has; the budget of its rows is halved, and it can be done again from the
+    version that it began with."""
 
 
 class BadData(TrainerError):

@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from millrace.trainers.algorithms import rewards
 from millrace.trainers.algorithms.base import Algorithm, Scores
 from millrace.trainers.backends.base import Backend, StepResult
+from millrace.trainers.backends.devices import memory_text
 from millrace.trainers.backends.layout import ACTOR, CRITIC
 from millrace.trainers.backends.models.build import with_scalar_head
 from millrace.trainers.batches.bins import ALLOCATORS
@@ -36,13 +38,15 @@ from millrace.trainers.batches.packing import (
 )
 from millrace.trainers.batches.sample import Sample, check
 from millrace.trainers.compatibility import fits, right_head, same_vocabulary
-from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.errors import REMEDIES, BadConfiguration, OutOfMemory
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.weights.adapter import Lora
 from millrace.trainers.weights.lora import merge, prepare
 from millrace.trainers.weights.state import State
 
 log = logging.getLogger("millrace.learning")
+BUDGET = 8192
+"""tokens of a row where no device says how many it has room for"""
 
 __all__ = ["Report", "Schedule", "Share", "Trainer"]
 
@@ -72,11 +76,11 @@ class Report:
 
 
 class Trainer:
-    """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most. `held`: where
-    frozen models (reference, teacher, reward_model) come from, by role. `critic_lr`: of the critic, which shares the
-    warm-up. `lora`: the policy learns an adapter of this kind only. `packing`: how micro-batches are filled (`bins`).
-    `prefix_sharing`: tokens that samples of a group begin with alike are computed once (`tree`). Neither changes what
-    is learned."""
+    """Trains a formed and loaded backend, batch by batch. `budget`: tokens a micro-batch holds at most; None: what the
+    device has room for, measured before the first step, and `BUDGET` on a CPU. `held`: where frozen models (reference,
+    teacher, reward_model) come from, by role. `critic_lr`: of the critic, which shares the warm-up. `lora`: the policy
+    learns an adapter of this kind only. `packing`: how micro-batches are filled (`bins`). `prefix_sharing`: tokens that
+    samples of a group begin with alike are computed once (`tree`). Neither changes what is learned."""
 
     def __init__(
         self,
@@ -84,14 +88,14 @@ class Trainer:
         algorithm: Algorithm,
         schedule: Schedule,
         *,
-        budget: int = 16384,
+        budget: int | None = 16384,
         held: Mapping[str, Callable[[], State]] | None = None,
         critic_lr: float | None = None,
         lora: Lora | None = None,
         packing: str = "sequential",
         prefix_sharing: bool = False,
     ) -> None:
-        if budget < 1:
+        if budget is not None and budget < 1:
             raise BadConfiguration(f"a budget of {budget} tokens holds no sample")
         if packing not in ALLOCATORS:
             raise BadConfiguration(f"no packing {packing!r}: choose one of {', '.join(ALLOCATORS)}")
@@ -115,7 +119,10 @@ class Trainer:
         self.backend = backend
         self.algorithm = algorithm
         self.schedule = schedule
-        self.budget = budget
+        self.budget = BUDGET if budget is None else budget
+        self._is_auto = budget is None
+        self._is_measured = not self._is_auto
+        self._ceiling: int | None = None  # of a budget that ran out of memory
         self.lora = lora
         self.packing = packing
         self.prefix_sharing = prefix_sharing
@@ -138,6 +145,7 @@ class Trainer:
         self.backend.load(state)
         for role, model in models.items():
             self.backend.hold(role, model)
+        self._is_measured = not self._is_auto
         if self.prefix_sharing and self.backend.fills_rows:
             raise BadConfiguration(
                 "this model computes each sample in a row of its own and shares no beginnings: leave prefix_sharing out"
@@ -157,11 +165,17 @@ class Trainer:
         minibatches: seqs of the whole batch (all ranks') in training order, as `allocation.plan` gives them. version:
         of the weights that train. oldest: tokens of an older version are masked (version - eta under mask-head). Raises
         BadSample before any collective, so check samples where they are read (`sample.check`) and leave the impossible
-        ones out.
+        ones out. OutOfMemory where a row was too long for the device: load the version again, and train the same batch
+        with what is now the budget.
         """
         self.backend.clock.drain()
-        with self.backend.clock.phase("other"):
-            report = self._train(samples, minibatches, version, oldest)
+        try:
+            with self.backend.clock.phase("other"):
+                if not self._is_measured:
+                    self._measure()
+                report = self._train(samples, minibatches, version, oldest)
+        except torch.OutOfMemoryError as error:
+            raise self._shorten(samples, error) from None
         seconds = self.backend.clock.drain()
         report.metrics.update({f"timings_{name}": value for name, value in seconds.items()})
         report.metrics["timings_step"] = sum(seconds.values())
@@ -205,6 +219,36 @@ class Trainer:
             if updates:
                 report = replace(report, unchanged=None)
         return report
+
+    def _measure(self) -> None:
+        """Makes the budget what the device has room for, the least of all ranks. A collective."""
+        room = (self.backend.room() or BUDGET) if self.backend.acts else math.inf
+        (least,) = self.backend.max([-room])
+        self.budget = min(-int(least), self._ceiling or -int(least))
+        self._is_measured = True
+        log.info("rows of %d tokens", self.budget)
+
+    def fix_budget(self, budget: int) -> None:
+        """Makes an automatic budget `budget` until another version is loaded, whatever the device has room for."""
+        if self._is_auto:
+            self.budget, self._is_measured = budget, True
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """How steps are computed, for the record of a version."""
+        return {**self.backend.kernels, "tokens_per_pack": str(self.budget)}
+
+    def _shorten(self, samples: Sequence[Sample], error: torch.OutOfMemoryError) -> OutOfMemory | BadConfiguration:
+        """Halves the budget. What to raise."""
+        longest = max((sample.length for sample in samples), default=1)
+        if self.budget <= longest:
+            return BadConfiguration(f"a sample of {longest} tokens does not fit ({memory_text(error)}): {REMEDIES}")
+        former, self.budget = self.budget, max(longest, self.budget // 2)
+        self._ceiling = self.budget
+        return OutOfMemory(
+            f"a step with rows of {former} tokens ran out of memory ({memory_text(error)}); it is done again with rows "
+            f"of {self.budget}: [learner] tokens_per_pack = {self.budget} begins with that"
+        )
 
     def _counts(self, algorithm: Algorithm, micro_lists: list[list[MicroBatch]]) -> list[float]:
         """Each minibatch's denominator of this algorithm's loss, over all cells."""

@@ -134,7 +134,7 @@ def build_trainer(settings: Settings) -> Trainer:
             layouts.make(learner, places, _adam(learner)),
             learning,
             Schedule(learner.lr, learner.warmup, learner.decay, learner.decay_steps, learner.lr_floor),
-            budget=learner.tokens_per_pack,
+            budget=None if learner.tokens_per_pack == "auto" else learner.tokens_per_pack,
             held={role: partial(checkpoint.adopt, Path(path)) for role, path in models.items()},
             critic_lr=learner.critic_lr or None,
             packing=learner.packing,

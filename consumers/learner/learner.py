@@ -20,6 +20,7 @@ from millrace.consumers.learner.step.next_work import Regroup, Stop
 from millrace.consumers.learner.step.parts import Parts
 from millrace.infra.errors import BusError, LearnerError, RefusedError, RegroupError, UnreachableError
 from millrace.infra.log.history import newest
+from millrace.trainers.errors import OutOfMemory
 
 MOST_BREAKS = 5
 """generations in a row that broke in training before their first step; more are a fault of ours, not of a peer"""
@@ -91,7 +92,7 @@ class Learner:
         self._watchdog.watch(roster)
         try:
             order = generation.run()
-        except (RegroupError, RefusedError, UnreachableError) as error:
+        except (RegroupError, RefusedError, UnreachableError, OutOfMemory) as error:
             broke = _first_line(error)
         except (RuntimeError, BusError) as error:
             # A collective that lost a peer raises RuntimeError; alone there is no peer to lose.

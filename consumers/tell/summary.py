@@ -359,8 +359,8 @@ def _step(entry: LedgerEntry, batch: Sequence[Resolution], before: LedgerEntry |
 
 
 def _is_phase(name: str) -> bool:
-    """Phases are exclusive; these two are sums of them."""
-    return name.startswith("timings_") and name not in ("timings_total", "timings_step")
+    """Phases are exclusive; these two are sums of them, and what happened beside them counts in neither."""
+    return name.startswith("timings_") and not name.startswith(("timings_total", "timings_step", "timings_beside_"))
 
 
 def _reasons(groups: Sequence[Resolution]) -> tuple[tuple[str, str, int], ...]:

@@ -82,7 +82,11 @@ class Learner(Section):
     )
     minibatches: Positive = Field(default=2, description="optimizer steps a version")
     critic_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of a critic; 0: as lr")
-    tokens_per_pack: Positive = Field(default=8192, description="tokens of one packed row of a forward pass")
+    tokens_per_pack: Positive | Literal["auto"] = Field(
+        default="auto",
+        description="tokens of one packed row of a forward pass; auto: as many as the GPU has room for beside the "
+        "model, measured before the first step, and 8192 on a CPU",
+    )
     packing: Literal["sequential", "ffd", "kk"] = Field(
         default="sequential", description="how packed rows are filled: in order, first fit decreasing, most evenly"
     )
@@ -94,9 +98,25 @@ class Learner(Section):
         description="what layers compute in, with torch or deepspeed at stage 2 or 3; weights, moments, gradients and "
         "losses are fp32 always",
     )
-    activation_checkpointing: bool = Field(
+    activation_checkpointing: bool | Literal["selective"] = Field(
         default=False,
-        description="of torch: layers keep their input alone and compute the rest again in the backward pass",
+        description="of torch: layers keep their input alone and compute the rest again in the backward pass; "
+        "selective: they keep their attention and every second matrix product too",
+    )
+    fusion: Literal["auto", "liger", "compile", "none"] = Field(
+        default="auto",
+        description="of torch: elementwise work of layers in fewer kernels: liger-kernel's, or compiled ones; auto, on "
+        "a GPU in bf16: liger where it is installed and knows the model, else compile",
+    )
+    repeatable: bool = Field(
+        default=True,
+        description="the same step gives the same bytes again, which `replay prove` needs; on an H100 it "
+        "costs a seventh of a step",
+    )
+    optimizer_offload: bool = Field(
+        default=False,
+        description="of torch with one learner and bf16: moments and fp32 weights live in main memory, where the "
+        "optimizer steps on as many CPU threads as threads says",
     )
     offload: tuple[Literal["actor", "critic", "reference", "teacher", "reward_model"], ...] = Field(
         default=(), description="roles whose tensors leave the device between their uses; torch alone"
@@ -122,6 +142,13 @@ class Learner(Section):
     trackers: tuple[Literal["jsonl", "tensorboard", "mlflow", "wandb"], ...] = Field(
         default=(), description="where the numbers of each version go besides the ledger and telemetry: under home"
     )
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _check_precision(cls, value: object) -> object:
+        if isinstance(value, str) and value.startswith(("fp8", "float8", "mxfp8", "nvfp4")):
+            raise ValueError(f'{value} has not been measured here, so nobody knows what it learns: choose "bf16"')
+        return value
 
     @field_validator("backend")
     @classmethod

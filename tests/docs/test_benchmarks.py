@@ -24,6 +24,7 @@ SMALL = {
     "bench_durability": "--records 100 --transactions 2",
     "bench_gateway": "--seconds 0.1 --processes 2",
     "bench_gateway_start": "--calls 300 --kills 1",
+    "bench_gpu": "--device cpu --parts profile memory long --tokens 512",
     "bench_idle": "--idle 50 --clients 4 --seconds 0.1 --rounds 1",
     "bench_interrupt": "--engine light --rounds 1 --load 2 --tokens 24",
     "bench_killed": "--engine inprocess --batch 2 --kills 1",

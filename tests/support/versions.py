@@ -30,6 +30,7 @@ def entry(version: int, lo: int, hi: int, previous: bytes, **over: Any) -> Any:
         "prev_hash": b"",
         "hash": b"",
         "time": 5,
+        "kernels": {},
         **over,
     }
     return chain_entry(row, previous)

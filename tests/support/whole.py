@@ -233,6 +233,7 @@ class _Trainer(Life):
             "models": dict(LEARNER.models),
             "device": "cpu",
             "threads": 1,
+            "kernels": {},
             "metrics": metrics | histogram([float(n) for n in counts]) | batch_staleness(batch, self.head.version),
             "time": world.now,
         }

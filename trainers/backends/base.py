@@ -76,6 +76,16 @@ class Backend(ABC):
         return True
 
     @property
+    def kernels(self) -> dict[str, str]:
+        """What the policy computes with on this rank, by what it is for: attention, fusion, optimizer, repeatable."""
+        return {}
+
+    def room(self) -> int | None:
+        """Tokens of the longest row that a step of the policy has room for on this rank's device; None where nothing
+        says. All ranks call it, since it may compute."""
+        return None
+
+    @property
     def fills_rows(self) -> bool:
         """Whether the policy computes each sample in a row of its own, filled up to the longest of its micro-batch."""
         return False

@@ -290,6 +290,13 @@ class RolesBackend(Backend):
 
     # ---- the state
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        return self._inner.kernels
+
+    def room(self) -> int | None:
+        return self._inner.room() if self.acts else None
+
     def gather(self) -> State | None:
         about = self._actor_state
         state = self._inner.gather() if self.acts or (about.critic and self.plays(CRITIC)) else None

@@ -1,9 +1,10 @@
 """Block-diagonal causal attention for packed rows, registered with transformers as `millrace_packed`.
 
-Samples of equal length (a `SampleRun`) become one dense batch for PyTorch's scaled dot-product attention: no padding,
-no T x T mask, and each sample's arithmetic is that of the unpacked model. What samples add to a shared beginning
-attends to keys that are gathered along its path. Without `runs` (generation with a cache) the mask is the one that
-transformers makes for its own sdpa.
+On a GPU a layer's attention is one call of a kernel for stretches of unlike lengths, where one computes what the layer
+asks (`kernels.py`). Elsewhere samples of equal length (a `SampleRun`) become one dense batch for PyTorch's scaled dot-
+product attention: no padding, no T x T mask, and each sample's arithmetic is that of the unpacked model. What samples
+add to a shared beginning attends to keys that are gathered along its path. Without `runs` (generation with a cache) the
+mask is the one that transformers makes for its own sdpa.
 
     scores = cap * tanh(q k^T * scaling / cap)        where the layer caps them
     weights = softmax([scores, sink])[..., :-1]       where a head has a sink: weight that falls on no token
@@ -13,8 +14,9 @@ Invariant: what a layer asks of its attention is computed or refused by name. No
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from millrace.trainers.batches.kernels import Request, Stretches, kernel_for, stretches
 from millrace.trainers.batches.packing import SampleRun
 from millrace.trainers.errors import BadConfiguration
 
@@ -51,6 +54,7 @@ def packed_attention(
     dropout: float = 0.0,
     runs: tuple[SampleRun, ...] | None = None,
     paths: torch.Tensor | None = None,
+    where: Stretches | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -58,8 +62,8 @@ def packed_attention(
     **rest: object,
 ) -> tuple[torch.Tensor, None]:
     """query [1, H, T, D], key and value [1, KV, T, D] -> [1, T, H, D]. Tokens see their own sample's past alone.
-    paths: see `MicroBatch`. softcap: bound of the scores. s_aux [H]: a sink for each head. BadConfiguration for what a
-    layer asks beyond that."""
+    paths: see `MicroBatch`. where: of `runs` and `paths`, made here where it is None. softcap: bound of the scores.
+    s_aux [H]: a sink for each head. BadConfiguration for what a layer asks beyond that."""
     _refuse_more(module, rest)
     for calls in _counters:
         calls.append(type(module).__name__)
@@ -68,6 +72,22 @@ def packed_attention(
     _refuse_masks(module, attention_mask, is_causal)
     repeats = query.shape[1] // key.shape[1]
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]  # [T, H or KV, D]
+    request = Request(
+        query.device,
+        query.dtype,
+        query.shape[-1],
+        value.shape[-1],
+        sliding_window,
+        softcap,
+        s_aux is not None,
+        dropout,
+    )
+    kernel = kernel_for(request)
+    _ways.setdefault(module, set()).add("runs" if kernel is None else kernel.name)
+    if kernel is not None:
+        where = where or stretches(runs, paths, query.device)
+        keys = [x if where.places is None else x.index_select(0, where.places) for x in rows[1:]]
+        return kernel.attend(rows[0], keys[0], keys[1], where, scaling, sliding_window, softcap)[None], None
     elsewhere = [] if paths is None else [x.index_select(0, paths) for x in rows[1:]]
     blocks = []
     at = 0
@@ -84,6 +104,14 @@ def packed_attention(
         block = _attend(q, k, v, mask, scaling, dropout, softcap, s_aux)
         blocks.append(block.transpose(1, 2).flatten(0, 1))
     return torch.cat(blocks)[None], None
+
+
+_ways: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+
+
+def ways_of(model: torch.nn.Module) -> set[str]:
+    """How the layers of a model have attended so far: by which kernels, or by runs."""
+    return {way for module in model.modules() for way in _ways.get(module, ())}
 
 
 _counters: list[list[str]] = []
@@ -183,5 +211,11 @@ def _mask(run: SampleRun, window: int | None, device: torch.device) -> torch.Ten
     return mask & (gap < window) if narrow and window is not None else mask
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+def register(name: str, attention: Callable[..., tuple[torch.Tensor, None]]) -> None:
+    """Makes models attend by `attention` under this name, with the masks that transformers makes for sdpa. What
+    compiles layers leaves it as it is, since runs are of one micro-batch and layers would be compiled for each."""
+    AttentionInterface.register(name, torch.compiler.disable(attention))
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+register(NAME, packed_attention)

@@ -329,7 +329,15 @@ def _of_itself(row: Row[LedgerEntry]) -> dict[str, Any]:
     """What a process says of itself."""
     hashes = {"config_hash": row["config_hash"], "code_hash": row["code_hash"]}
     made_of = {"config": row["config"], "libraries": row["libraries"], "models": row["models"]}
-    return {**hashes, **made_of, "cpu": row["cpu"], "device": row["device"], "threads": row["threads"]}
+    kernels = {name: value for name, value in row["kernels"].items() if name != "tokens_per_pack"}  # a step may shorten
+    return {
+        **hashes,
+        **made_of,
+        "kernels": kernels,
+        "cpu": row["cpu"],
+        "device": row["device"],
+        "threads": row["threads"],
+    }
 
 
 def _content(text: str, role: str) -> str:

@@ -81,7 +81,8 @@ def libraries(backends: Collection[str], *, gpu: bool) -> dict[str, str]:
     if gpu:
         import torch  # seconds, and whoever asks has it loaded anyway
 
-        versions |= {"triton": _version("triton"), "cuda": torch.version.cuda or "none", DRIVER: cuda.driver()}
+        kernels = {name: _version(name) for name in ("triton", "liger-kernel", "flash-attn")}
+        versions |= {**kernels, "cuda": torch.version.cuda or "none", DRIVER: cuda.driver()}
     return versions
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 OF: Mapping[str, tuple[str, ...]] = {
     "precision": (TORCH, DEEPSPEED),
     "activation_checkpointing": (TORCH,),
+    "fusion": (TORCH,),
+    "optimizer_offload": (TORCH,),
     "reshard": (TORCH,),
     "offload": (TORCH,),
     "pipeline_schedule": (TORCH,),
@@ -104,18 +106,25 @@ def make(learner: config.Learner, places: Sequence[RolePlace], adam: Adam) -> Ba
             stage=learner.zero_stage,
             offload=learner.zero_offload,
             bf16=learner.precision == "bf16",
+            deterministic=learner.repeatable,
         )
     from millrace.trainers.backends.factory import make_backend
 
     if layout.backend != TORCH:
-        return make_backend(layout, adam)
+        return make_backend(layout, adam, deterministic=learner.repeatable)
     from millrace.trainers.backends.torch.compute import Compute
 
     return make_backend(
         format_places(places),
         adam,
         offload=learner.offload,
-        compute=Compute(learner.precision == "bf16", learner.activation_checkpointing),
+        compute=Compute(
+            learner.precision == "bf16",
+            learner.activation_checkpointing,
+            fusion=learner.fusion,
+            optimizer_offload=learner.optimizer_offload,
+        ),
+        deterministic=learner.repeatable,
         reshard=learner.reshard,
         schedule=learner.pipeline_schedule,
     )

@@ -128,16 +128,18 @@ class Generation:
         return order
 
     def _lead(self, leader: Leader, has_moved: bool, stopping: int) -> NextWork:
-        p, version = self._parts, leader.head.version
+        p, most = self._parts, self._parts.settings.learner.max_versions
+        leader.settle(wait=has_moved or stopping > 0 or 0 < most <= leader.version)
         urgent = next_work.interrupt(
             has_moved=has_moved,
             stopping=stopping,
             world=self._roster.world,
             failure=leader.failure,
-            is_done=0 < p.settings.learner.max_versions <= version,
+            is_done=0 < most <= leader.head.version,
         )
         if urgent is not None:
             return urgent
+        version = leader.version
         self._batch = batch = leader.next_batch()
         if batch is None:
             return Wait()

@@ -1,6 +1,10 @@
 """Rank 0's half of a step: what the ranks trained becomes a version, or does not. One version is one transaction: the
 weight event, its ledger entry and the consumed offsets.
 
+A version is written and committed in a thread of its own, beside the next step, which trains from the weights that the
+ranks hold already. One version at a time is on its way: the next one waits for its outcome, and so does every end of
+the generation. Where the outcome is no version, the generation ends, and with it the step that was trained on.
+
 Invariants: the transactional id is opened before the ledger is read, and again after every outcome that is unknown; the
 weights are durable under their final name before the transaction begins; both fences hold (the member token was taken
 when the ranks agreed, with a generation of at least 0); nothing is acted on before the commit has returned; what failed
@@ -9,6 +13,7 @@ is never repeated from memory: the group forms again and trains the same batch."
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +37,7 @@ from millrace.schemas.records import LedgerEntry, WeightVersion
 from millrace.trainers import flops
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.learning import Report
+from millrace.trainers.phase_clock import Clock
 from millrace.trainers.weights import checkpoint, delta_files
 from millrace.trainers.weights.checkpoint import Checkpoint
 from millrace.trainers.weights.state import State
@@ -107,9 +113,10 @@ class Step:
     cell_by_seq: Mapping[int, int]
 
 
-def machine() -> Machine:
-    """What this process computes on: the backends take a GPU where there is one."""
-    return Machine(torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", torch.get_num_threads())
+def machine(kernels: Mapping[str, str]) -> Machine:
+    """What this process computes on, and with: the backends take a GPU where there is one."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return Machine(device, torch.get_num_threads(), kernels)
 
 
 class Leader:
@@ -120,16 +127,31 @@ class Leader:
         self._roster = roster
         self._token = token
         self._transactor: Transactor | None = None
+        self._clock = Clock()
+        """of the thread that writes and commits"""
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+        self._publication: Future[Head | str] | None = None
+        self._collection: Future[list[str]] | None = None
         self.failure: str | None = None
         """why the last commit did not happen"""
         self.head = self._fence()
+        self.version, self.seq_hi = self.head.version, self.head.seq_hi
+        """of the weights that the ranks hold: the newest version's, committed or on its way"""
         self.log = parts.log = parts.log or PolicyLog(
             parts.bus, parts.topics, parts.settings.policy.release, ClaimStore(parts.settings.claims)
         )
         self.log.commit(self.head.seq_hi)
 
     def close(self) -> None:
-        """Drop the transactor. It is never kept: the next leader fences before it reads."""
+        """Wait for what is on its way, and drop the transactor. It is never kept: the next leader fences before it
+        reads."""
+        try:
+            self.settle()
+        finally:
+            self._writer.shutdown()
+            self._drop()
+
+    def _drop(self) -> None:
         transactor, self._transactor = self._transactor, None
         if transactor is not None:
             transactor.close()
@@ -137,22 +159,52 @@ class Leader:
     def next_batch(self) -> Batch | None:
         """The batch that the newest version trains, once all of its groups are ready."""
         self.log.catch_up()
-        return self.log.order.next(self.head.seq_hi)
+        return self.log.order.next(self.seq_hi)
 
     def publish(self, step: Step) -> None:
-        """Make the step a version; on failure `failure` says why, and the generation must end."""
+        """Begin to make the step a version, once the one before it is one. `settle` says what came of it."""
         p = self._parts
-        clock = p.backend.clock
-        with clock.phase("checkpoint"):
+        with p.backend.clock.phase("publish"):
+            self.settle()
+        if self.failure is not None:
+            return
+        metrics = step.report.metrics
+        metrics.update(_timings(metrics, p.backend.clock.drain()))
+        metrics.update(flops.utilisation(step.state, metrics, self._roster.world))
+        if self._roster.spares:
+            metrics["spares"] = float(len(self._roster.spares))
+        self.version, self.seq_hi = self.head.version + 1, step.batch.seq_hi
+        self._publication = self._writer.submit(
+            self._write, step, self.log.frontier.offsets(self.seq_hi), p.backend.layout, machine(p.trainer.kernels)
+        )
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Take what came of the version on its way, if that is known, or once it is: it is committed, or `failure` says
+        why not, and the generation must end. Raises what ended the thread."""
+        publication = self._publication
+        if publication is None or not (wait or publication.done()):
+            return
+        self._publication = None
+        p, outcome = self._parts, publication.result()
+        if isinstance(outcome, str):
+            self.failure = outcome
+            p.observer.warn(outcome)
+            return
+        self.head = outcome
+        self.log.commit(self.head.seq_hi)
+        p.observer.on_phase("committed")
+        p.observer.on_commit(self.head.entry)
+        self._collect()
+
+    def _write(self, step: Step, offsets: Mapping[int, int], layout: str, here: Machine) -> Head | str:
+        """In the thread: the version on the disk, then in the log. The new head, or why there is none."""
+        p, metrics = self._parts, step.report.metrics
+        with self._clock.phase("checkpoint"):
             snapshot = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
             version = self._version_of(snapshot, step.report)
-        step.report.metrics.update(_timings(step.report.metrics, clock.drain()))
-        step.report.metrics.update(flops.utilisation(step.state, step.report.metrics, self._roster.world))
+        metrics.update({f"timings_beside_{name}": seconds for name, seconds in self._clock.drain().items()})
         now = now_micros()
         event = weight_event(self.head, step.batch, version, now)
-        ranks = rank_shares(self._roster, step.cells, step.report.shares)
-        if self._roster.spares:
-            step.report.metrics["spares"] = float(len(self._roster.spares))
         entry = ledger_entry(
             self.head,
             step.batch,
@@ -160,23 +212,16 @@ class Leader:
             step.report,
             step.losses,
             self._roster,
-            ranks,
-            p.backend.layout,
+            rank_shares(self._roster, step.cells, step.report.shares),
+            layout,
             p.identity,
-            machine(),
+            here,
             now,
             step.cell_by_seq,
         )
-        with clock.phase("commit"):
-            self.failure = self._commit(event, entry)
-        if self.failure is not None:
-            p.observer.warn(self.failure)
-        else:
-            self.head = Head(event, entry)
-            self.log.commit(self.head.seq_hi)
-            p.observer.on_phase("committed")
-            p.observer.on_commit(entry)
-            self._collect()
+        with self._clock.phase("commit"):
+            failure = self._commit(event, entry, offsets)
+        return Head(event, entry) if failure is None else failure
 
     def _version_of(self, snapshot: Checkpoint, report: Report) -> WrittenVersion:
         """The directory, and the other ways that lead to it: what changed since its parent, where this version is not
@@ -199,7 +244,7 @@ class Leader:
 
     def _fence(self) -> Head:
         p = self._parts
-        self.close()
+        self._drop()
         self._transactor = p.bus.transactor(p.transactional_id)
         faults.point("learner.after_fence")
         head = newest.head(p.bus, p.topics["weights"], p.topics["ledger"])
@@ -207,20 +252,16 @@ class Leader:
             raise LearnerError("the policy has no version: `millrace policy create --model DIR` writes version 0")
         return head
 
-    def _commit(self, event: WeightVersion, entry: LedgerEntry) -> str | None:
-        """Why it did not happen, or None."""
+    def _commit(self, event: WeightVersion, entry: LedgerEntry, offsets: Mapping[int, int]) -> str | None:
+        """Why it did not happen, or None. offsets: next of each partition of trajectories."""
         p = self._parts
         assert self._transactor is not None, "closed"
-        offsets = {
-            (p.topics["trajectories"], partition): offset
-            for partition, offset in self.log.frontier.offsets(entry["seq_hi"]).items()
-        }
         try:
             commit_version(
                 self._transactor,
                 event,
                 entry,
-                offsets,
+                {(p.topics["trajectories"], partition): offset for partition, offset in offsets.items()},
                 self._token,
                 weights_topic=p.topics["weights"],
                 ledger_topic=p.topics["ledger"],
@@ -247,14 +288,24 @@ class Leader:
         for_good = self.head.version // every if every else 0
         if sum(1 for _ in p.root.iterdir()) > keep + for_good + SPARE:
             with p.backend.clock.phase("collect"):
+                if self._collection is not None:
+                    self._collection.result()
                 serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
                 digests = self.log.all_digests(self.head.version)
-                deltas = self.log.deltas(digests)
-                collect(p.root, digests, keep=keep, serving=serving, deltas=deltas, every=every)
+                self._collection = self._writer.submit(
+                    collect,
+                    p.root,
+                    digests,
+                    keep=keep,
+                    serving=serving,
+                    deltas=self.log.deltas(digests),
+                    every=every,
+                )
 
 
 def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Where the time since the last version went, by phase (timings_commit: of the former commit), and the rate."""
+    """Where the time since the last version went, by phase, and the rate. What the thread took that writes and commits
+    is in timings_beside_checkpoint and, of the former commit, timings_beside_commit, which no total counts."""
     out = {name: value for name, value in so_far.items() if name.startswith("timings_") and name != "timings_step"}
     for name, value in seconds.items():
         out[f"timings_{name}"] = out.get(f"timings_{name}", 0.0) + value

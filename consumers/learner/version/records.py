@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.consumers.learner.group.agreement import Roster
 from millrace.consumers.learner.group.identity import Identity
@@ -22,11 +22,12 @@ AGES = 8
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a step ran on. device: cpu, or the name of the GPU; threads: of its CPU kernels. Both decide the last bits
-    of a result."""
+    """What a step ran on. device: cpu, or the name of the GPU; threads: of its CPU kernels; kernels: what it computed
+    with, by what for (`Trainer.kernels`). All decide the last bits of a result."""
 
     device: str
     threads: int
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ def ledger_entry(
             "models": dict(identity.models),
             "device": machine.device,
             "threads": machine.threads,
+            "kernels": dict(machine.kernels),
         },
         head.entry["hash"],
     )

@@ -120,7 +120,14 @@ class Announcer(RunObserver):
         size = delta_files.full_size(version.path)
         event = weight_event(self.head, version, self._choice, size, now_micros())
         entry = ledger_entry(
-            self.head, event, items, version_metrics(self._metrics), self._member, self._identity, machine(), self._eta
+            self.head,
+            event,
+            items,
+            version_metrics(self._metrics),
+            self._member,
+            self._identity,
+            machine({}),
+            self._eta,
         )
         self._transactor.begin()
         key = event["policy"].encode()

@@ -123,6 +123,7 @@ def ledger_entry(
             "models": dict(identity.models),
             "device": machine.device,
             "threads": machine.threads,
+            "kernels": dict(machine.kernels),
         },
         head.entry["hash"],
     )

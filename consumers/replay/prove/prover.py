@@ -162,7 +162,9 @@ class Prover:
         if world is None:
             cell_assignment.check(entry, by_seq, share.samples)
         oldest = self._recorded.oldest(version, settings.policy.release)
-        return Material(version.number - 1, minibatches, by_seq, oldest, losses, share.samples)
+        with refusing_forgeries(entry):
+            budget = int(entry["kernels"].get("tokens_per_pack", 0))
+        return Material(version.number - 1, minibatches, by_seq, oldest, losses, share.samples, budget)
 
     def _step(
         self, version: RecordedVersion, material: Material, base: RecordedBase, dump: Dump | None

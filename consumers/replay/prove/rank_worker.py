@@ -123,6 +123,8 @@ class RankWorker:
         samples = step.share(self._cells[self._rank]) if backend.acts else []
         recorder = StepRecorder() if batch_folder is not None else None
         trainer.stepped = recorder
+        if step.budget:
+            trainer.fix_budget(step.budget)
         report = trainer.train(samples, minibatches=step.minibatches, version=step.parent, oldest=step.oldest)
         state = backend.gather()
         if recorder is not None and batch_folder is not None:

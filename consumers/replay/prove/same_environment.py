@@ -34,7 +34,7 @@ class TrainingPlace:
 
 def training_place(settings: Settings) -> TrainingPlace:
     """Of this machine with these settings. Raises ConfigError where a model that `[learner]` names cannot be read."""
-    return TrainingPlace(identify(settings), machine().device, settings.learner.threads)
+    return TrainingPlace(identify(settings), machine({}).device, settings.learner.threads)
 
 
 def differences(place: TrainingPlace, entry: LedgerEntry) -> list[str]:
@@ -57,6 +57,11 @@ def differences(place: TrainingPlace, entry: LedgerEntry) -> list[str]:
         out.append(f"the device is {place.device}, was {entry['device']}")
     if entry["threads"] and place.threads != entry["threads"] and not any("threads" in one for one in out):
         out.append(f"[learner] threads is {place.threads}, was {entry['threads']}")
+    if entry["kernels"].get("repeatable") == "false":
+        out.append(
+            "[learner] repeatable was off, so that step would not have given the same bytes twice where it ran; what "
+            "can be compared is its result within the tolerance of one step"
+        )
     for role in FROZEN:
         now, then = identity.models.get(role, "none"), entry["models"].get(role, "none")
         if entry["config"] and now != then:

@@ -58,7 +58,8 @@ class TrainedStep:
 @dataclass(frozen=True, slots=True)
 class Material:
     """A step that trains `parent` into `parent` + 1. minibatches: seqs of the whole batch in training order; cells: by
-    seq; oldest: tokens of an older version are masked; losses: why the learner could not read a group, by seq."""
+    seq; oldest: tokens of an older version are masked; losses: why the learner could not read a group, by seq; budget:
+    tokens of its rows, 0 where the record does not say."""
 
     parent: int
     minibatches: list[list[int]]
@@ -66,6 +67,7 @@ class Material:
     oldest: int | None
     losses: dict[int, str]
     samples: list[Sample]
+    budget: int = 0
 
     @property
     def version(self) -> int:
@@ -84,6 +86,7 @@ class Material:
             "cells": self.cells,
             "oldest": self.oldest,
             "lost": self.losses,
+            "budget": self.budget,
             "samples": [
                 {**{name: getattr(sample, name) for name in _OF_SAMPLE}, "length": sample.length}
                 for sample in self.samples
@@ -128,6 +131,7 @@ def read(folder: Path) -> Material:
             oldest=about["oldest"],
             losses={int(seq): str(why) for seq, why in about["lost"].items()},
             samples=samples,
+            budget=int(about.get("budget", 0)),
         )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProofError(f"{folder} holds no whole step ({type(error).__name__}: {error}): dump it again") from error

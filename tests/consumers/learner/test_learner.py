@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from millrace.consumers import policy_names
 from millrace.consumers.learner import build
 from millrace.infra import faults
 from millrace.infra.config import Settings
-from millrace.infra.errors import LedgerError, UnreachableError
+from millrace.infra.errors import LedgerError, RefusedError, UnreachableError
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
+from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.learning import Trainer
 from millrace.trainers.weights import checkpoint, manifest
 from tests.support.fault_points import fault_points
@@ -283,3 +286,88 @@ def test_a_ledger_without_its_weights_is_refused(place: Make, monkeypatch: pytes
         publisher.publish(Outgoing(topic, b"1", codec.encode("LedgerEntry", forged))).result()
     with pytest.raises(LedgerError):
         it.learn(2)
+
+
+def test_a_step_without_memory_is_done_again_from_the_same_batch(place: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step of a version runs out of memory once: the version is trained again from its parent,
+    with rows of half the budget, and the record has the budget that trained."""
+    it, plain = (place(**{"learner.tokens_per_pack": tokens}) for tokens in (64, 32))
+    for one in (it, plain):
+        feed(one.bus, one.settings, range(8))
+    plain.learn(2)
+    step, steps = TorchBackend.step, iter(range(100))
+
+    def fail_once(self: TorchBackend, *arguments: Any, **keywords: Any) -> Any:
+        if next(steps) == 1:  # the warm-up has taken one
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(self, *arguments, **keywords)
+
+    monkeypatch.setattr(TorchBackend, "step", fail_once)
+    it.learn(2)
+    assert any("rows of 64 tokens ran out of memory" in text for text in it.warnings)
+    kernels = [row["kernels"] for row in entries(it.bus, it.settings)]
+    assert [(row.get("tokens_per_pack"), row.get("attention")) for row in kernels] == [
+        (None, None),
+        *[("32", "runs")] * 2,
+    ]
+    assert digests(it) == digests(plain)
+
+
+def test_the_next_step_trains_while_a_version_is_on_its_way(place: Make, whole: list[str]) -> None:
+    """Version 1 begins its transaction only once the step of version 2 is over."""
+    it = place()
+    feed(it.bus, it.settings, range(12))
+    second_step, began, steps = threading.Event(), [], []
+
+    def hook(point: str) -> None:
+        if point == "learner.after_step":
+            steps.append(len(entries(it.bus, it.settings)))
+            if len(steps) == 2:
+                second_step.set()
+        elif point == "learner.before_begin":
+            began.append(threading.current_thread().name)
+            assert second_step.wait(60), "no step was trained beside the publication"
+
+    before = faults.install(hook)
+    try:
+        it.learn(3)
+    finally:
+        faults.install(before)
+    assert steps[:2] == [1, 1], "versions in the ledger at the end of the first two steps"
+    assert all(name.startswith("publish") for name in began)
+    assert digests(it) == whole
+    metrics = entries(it.bus, it.settings)[2]["metrics"]
+    phases = [
+        value
+        for name, value in metrics.items()
+        if name.startswith("timings_") and not name.startswith(("timings_total", "timings_step", "timings_beside_"))
+    ]
+    assert metrics["timings_total"] == pytest.approx(sum(phases))
+    assert metrics["timings_beside_checkpoint"] > 0
+
+
+def test_a_step_that_was_trained_on_no_version_goes_with_its_generation(place: Make, whole: list[str]) -> None:
+    """Version 1 is refused after the step of version 2 has trained on it: both are trained again."""
+    it = place()
+    feed(it.bus, it.settings, range(12))
+    second_step, steps, refusals = threading.Event(), [], []
+
+    def hook(point: str) -> None:
+        if point == "learner.after_step":
+            steps.append(point)
+            if len(steps) == 2:
+                second_step.set()
+        elif point == "learner.before_commit" and not refusals:
+            assert second_step.wait(60)
+            refusals.append(point)
+            raise RefusedError("the group moved on")
+
+    before = faults.install(hook)
+    try:
+        it.learn(3)
+    finally:
+        faults.install(before)
+    assert digests(it) == whole
+    assert [row["version"] for row in entries(it.bus, it.settings)] == [0, 1, 2, 3]
+    assert any("the commit of version 1 was refused" in text for text in it.warnings)
+    assert len(steps) == 5, "two that were for nothing, three that are versions"

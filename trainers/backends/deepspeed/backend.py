@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Adam, Backend, StepResult
 from millrace.trainers.backends.deepspeed.engine import Zero, ZeroEngine
+from millrace.trainers.backends.devices import on_gpu
 from millrace.trainers.backends.group import RankGroup, check
 from millrace.trainers.backends.layout import ACTOR, CRITIC, DEEPSPEED, TEACHER, Layout
 from millrace.trainers.backends.models.build import build, inference_mode
@@ -61,7 +62,7 @@ class DeepSpeedBackend(Backend):
         self.parallel.check()
         self.zero = Zero(stage, offload, bf16)
         self.zero.check()
-        self.cuda = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+        self.cuda = on_gpu(device)
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._deepspeed = _import(self.cuda)
@@ -69,6 +70,10 @@ class DeepSpeedBackend(Backend):
         self._group = RankGroup(self.clock, cuda=self.cuda)
         self._engines: dict[str, ZeroEngine] = {}
         self._frozen: dict[str, PreTrainedModel] = {}
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        return {"repeatable": str(self._deterministic).lower()}
 
     # ---- the group
 

@@ -54,6 +54,10 @@ class MegatronBackend(Backend):
         self._groups: MegatronGroups | None = None
         self._roles: dict[str, MegatronTrainee] = {}
 
+    @property
+    def kernels(self) -> dict[str, str]:
+        return {"repeatable": str(self._deterministic).lower()}
+
     # ---- the group
 
     def form(self, rank: int, world: int, store: Store | None, timeout: float) -> None:

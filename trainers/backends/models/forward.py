@@ -13,8 +13,19 @@ from typing import Any
 
 import torch
 
-from millrace.trainers.backends.models.head import LOGITS, Of, Rows, as_they_are, hidden_rows, in_pieces, rows_at_once
+from millrace.trainers.backends.models.head import (
+    LOGITS,
+    Of,
+    Rows,
+    as_they_are,
+    hidden_rows,
+    in_pieces,
+    is_plain,
+    rows_at_once,
+)
+from millrace.trainers.backends.models.label_logprobs import label_logprobs
 from millrace.trainers.backends.models.rows import has_rows, run_rows
+from millrace.trainers.batches.kernels import stretches
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 
@@ -33,12 +44,14 @@ class ForwardPass:
     extra: Mapping[str, Any] = field(default_factory=dict)
     logits: int = LOGITS
     """how many exist at once"""
+    fusion: bool = False
+    """whether formulas over logits are compiled"""
     fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
     teacher_fed: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def tokens(self, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]."""
-        return token_logprobs(self.model, self.batch, temperature, self.logits, **self._arguments)
+        return token_logprobs(self.model, self.batch, temperature, self.logits, self.fusion, **self._arguments)
 
     def comparison(self, temperature: float, of: LogprobComparison) -> tuple[torch.Tensor, torch.Tensor]:
         """float32[M] that `of` makes of this model's and the teacher's log-probabilities float32[n, V], a few tokens
@@ -64,16 +77,26 @@ class ForwardPass:
 
 
 def token_logprobs(
-    model: torch.nn.Module, batch: MicroBatch, temperature: float, logits: int = LOGITS, **extra: Any
+    model: torch.nn.Module,
+    batch: MicroBatch,
+    temperature: float,
+    logits: int = LOGITS,
+    fusion: bool = False,
+    **extra: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities float32[M] of the labels, with gradient where enabled, and entropies float32[M]. At most
-    `logits` logits exist at once."""
+    `logits` logits exist at once; those of a head in a narrow format exist once, if so many may (`label_logprobs`)."""
 
     def of(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         distribution = torch.log_softmax(scores / temperature, dim=-1)
         return distribution.gather(-1, labels[:, None])[:, 0], _entropy(distribution)
 
-    return _pieces(model, batch, of, batch.labels, logits, extra)
+    def whole(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if scores.dtype == torch.float32 or not is_plain(model):
+            return of(scores.float(), labels)
+        return label_logprobs(scores, labels, temperature, fusion=fusion)
+
+    return _pieces(model, batch, of, whole, batch.labels, logits, extra)
 
 
 def token_comparison(
@@ -103,7 +126,10 @@ def token_comparison(
             target = torch.log_softmax(score(their) / temperature, dim=-1)
         return compare(distribution, target), _entropy(distribution)
 
-    return _pieces(model, batch, of, teacher_rows, logits, extra)
+    def whole(scores: torch.Tensor, their: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return of(scores.float(), their)
+
+    return _pieces(model, batch, of, whole, teacher_rows, logits, extra)
 
 
 def _entropy(distribution: torch.Tensor) -> torch.Tensor:
@@ -112,14 +138,19 @@ def _entropy(distribution: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(
-    model: torch.nn.Module, batch: MicroBatch, of: Of, beside: torch.Tensor, logits: int, extra: Mapping[str, Any]
+    model: torch.nn.Module,
+    batch: MicroBatch,
+    of: Of,
+    whole: Of,
+    beside: torch.Tensor,
+    logits: int,
+    extra: Mapping[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `of` makes of the logits [n, V] and the rows of `beside` [M, ...]: float32[M] twice, the second without
-    gradient."""
+    """What `of` makes of the logits float32[n, V] and the rows of `beside` [M, ...], `whole` of all of them as the head
+    made them: float32[M] twice, the second without gradient."""
     rows = rows_at_once(model, logits)
     if rows is None or batch.trainable <= rows:
-        first, second = of(run(model, batch, logits_to_keep=batch.at, **extra)[0].float(), beside)
-        return first, second
+        return whole(run(model, batch, logits_to_keep=batch.at, **extra)[0], beside)
     with in_pieces(model, rows, of, beside):
         columns = run(model, batch, logits_to_keep=batch.at, **extra)[0]
     return columns[:, 0], columns[:, 1].detach()
@@ -141,6 +172,7 @@ def run(
         use_cache=False,
         runs=batch.runs,
         paths=batch.paths,
+        where=stretches(batch.runs, batch.paths, batch.tokens.device) if batch.tokens.is_cuda else None,
         **more,
     ).logits
     return logits

@@ -43,6 +43,19 @@ def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
     return max(1, limit // int(config.vocab_size))
 
 
+def is_plain(model: torch.nn.Module) -> bool:
+    """Whether logits are what one linear layer makes, and nothing behind it reads them."""
+    return rows_at_once(model, LOGITS) is not None and type(model.get_submodule(HEAD)) is torch.nn.Linear
+
+
+def logits_on(device: torch.device) -> int:
+    """How many exist at once on a card, in bf16: a sixteenth of its memory. It depends on the kind of card alone, so
+    the same step is cut alike wherever it is repeated."""
+    if device.type != "cuda":
+        return LOGITS
+    return max(LOGITS, torch.cuda.get_device_properties(device).total_memory // (16 * 2))
+
+
 @contextmanager
 def in_pieces(model: torch.nn.Module, rows: int, of: Of, beside: torch.Tensor) -> Iterator[None]:
     """Inside, the model's logits are float32[1, M, 2] instead: the two columns that `of` makes of them. beside: [M,

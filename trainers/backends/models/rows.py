@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import PreTrainedModel
 
 from millrace.trainers.batches.attention import NAME as PACKED
-from millrace.trainers.batches.attention import packed_attention
+from millrace.trainers.batches.attention import packed_attention, register
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.private_apis.transformers import attention_of
@@ -95,5 +94,4 @@ def _at_places(head: torch.nn.Module, places: torch.Tensor) -> Iterator[None]:
         handle.remove()
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+register(NAME, packed_attention)

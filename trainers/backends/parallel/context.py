@@ -19,13 +19,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import PretrainedConfig, PreTrainedModel
 
 from millrace.trainers.backends.models.forward import ForwardPass, LogprobComparison
 from millrace.trainers.backends.parallel.grid import CP, Groups
 from millrace.trainers.backends.parallel.slices import Slice, spans, take
-from millrace.trainers.batches.attention import packed_attention
+from millrace.trainers.batches.attention import packed_attention, register
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import COLLECTIVES, Clock
@@ -203,5 +202,4 @@ def context_pass(full_pass: ForwardPass, context: Context) -> ContextPass:
     return ContextPass(full_pass.batch, piece, inner, context)
 
 
-AttentionInterface.register(NAME, context_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+register(NAME, context_attention)

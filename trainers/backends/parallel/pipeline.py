@@ -120,10 +120,9 @@ def run(
     like: torch.Tensor,
     forward: Forward,
     before_backward: Callable[[int, int], None],
-    after_backward: Callable[[], None],
 ) -> None:
     """Passes micro-batches through all stages and their gradients back, which add up in the parameters.
-    before_backward(chunk, micro), after_backward(): called around each backward pass."""
+    before_backward(chunk, micro): called before each backward pass."""
     post = _Post(pipe)
     in_flight: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = {}
     for backward, chunk, micro in actions(pipe.schedule, pipe.size, pipe.rank, len(shapes)):
@@ -146,7 +145,6 @@ def run(
             if not stage.last:
                 gradient = post.receive(torch.empty_like(out), stage.index, stage.index + 1, True, micro)
             torch.autograd.backward(out, gradient)
-            after_backward()
         if hidden is not None and hidden.grad is not None:
             post.send(hidden.grad, stage.index - 1, True, micro)
     post.finish()

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from millrace.trainers.algorithms.base import Algorithm, Run
 from millrace.trainers.backends.base import Adam, Backend, StepResult
+from millrace.trainers.backends.devices import check_bf16, fitting, on_gpu
 from millrace.trainers.backends.group import RankGroup, check, collect
 from millrace.trainers.backends.layout import ACTOR, CRITIC, ROLES, TEACHER, TORCH, Layout
 from millrace.trainers.backends.models.rows import has_rows
@@ -26,8 +27,10 @@ from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B, chunks_of
 from millrace.trainers.backends.seeding import repeatable
 from millrace.trainers.backends.torch.chunk import Home
 from millrace.trainers.backends.torch.compute import Compute
+from millrace.trainers.backends.torch.memory import find_budget
 from millrace.trainers.backends.torch.offload import TensorShelf, check_roles
 from millrace.trainers.backends.torch.trainee import Trainee
+from millrace.trainers.batches.attention import ways_of
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
@@ -65,14 +68,14 @@ class TorchBackend(Backend):
             raise BadConfiguration(f"{self.parallel}: the torch backend splits along {', '.join(DIMENSIONS)} only")
         if self.parallel.etp > 1:
             raise BadConfiguration(f"{self.parallel}: the torch backend keeps each expert whole; leave ffn:t out")
-        self.cuda = (device or ("cuda" if torch.cuda.is_available() else "cpu")) == "cuda"
+        self.cuda = on_gpu(device)
         self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._reshard = reshard
         chunks_of(schedule)
         self._schedule = schedule
         self._deterministic = deterministic
-        self.compute = compute or Compute()
+        self.compute = self._computing = compute or Compute()
         check_roles(offload, ROLES)
         self.offload = frozenset(offload)
         self._group = RankGroup(self.clock, cuda=self.cuda)
@@ -93,6 +96,9 @@ class TorchBackend(Backend):
         if self.cuda:
             self.device = torch.device("cuda", (self.first + rank) % torch.cuda.device_count())
             torch.cuda.set_device(self.device)
+        if self.compute.bf16:
+            check_bf16(self.device)
+        self._computing = self.compute.on(self.device)
         if world > 1:
             self._group.join(rank, world, store, timeout, partial(self._split, Grid(layout), rank, timeout))
         self.rank, self.world, self.layout = rank, world, str(layout)
@@ -119,6 +125,8 @@ class TorchBackend(Backend):
         self._group.leave()
         if alone:
             collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
         self.rank, self.world, self.layout = 0, 1, ""
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -134,15 +142,16 @@ class TorchBackend(Backend):
 
     def load(self, state: State) -> None:
         self._forget()
-        self._play(ACTOR, Trainee(state, self._place, self.adam))
+        self._play(ACTOR, state, self.adam)
         if state.critic is not None:
-            self._play(CRITIC, Trainee(state.critic, self._place, self.adam))
+            self._play(CRITIC, state.critic, self.adam)
 
     def hold(self, role: str, state: State) -> None:
-        self._play(role, Trainee(state, self._place, None))
+        self._play(role, state, None)
 
-    def _play(self, role: str, trainee: Trainee) -> None:
-        self._roles[role] = trainee
+    def _play(self, role: str, state: State, adam: Adam | None) -> None:
+        with fitting(f"the {role}"):
+            self._roles[role] = trainee = Trainee(state, self._place, adam)
         if role in self.offload:
             self._shelves[role] = TensorShelf(self.device)
             self._shelves[role].put(trainee.resident())
@@ -164,7 +173,7 @@ class TorchBackend(Backend):
 
     @property
     def _place(self) -> Home:
-        return Home(self.device, self._groups, self.clock, self._reshard, self.compute, self._schedule)
+        return Home(self.device, self._groups, self.clock, self._reshard, self._computing, self._schedule)
 
     def _role(self, role: str) -> Trainee:
         if role not in self._roles:
@@ -193,6 +202,28 @@ class TorchBackend(Backend):
     @property
     def fills_rows(self) -> bool:
         return has_rows(self._role(ACTOR).model)
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        actor = self._role(ACTOR)
+        optimizer = "main memory" if self.compute.optimizer_offload else "fused" if self.cuda else "plain"
+        return {
+            "attention": "+".join(sorted(ways_of(actor.model))),
+            "fusion": actor.fusion,
+            "optimizer": optimizer,
+            "repeatable": str(self._deterministic).lower(),
+        }
+
+    def room(self) -> int | None:
+        learners = [trainee for trainee in self._roles.values() if trainee.learns]
+        if not self.cuda:
+            return None
+        with self._used(ACTOR):
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self.device)
+            to_come = sum(trainee.moments_to_come for trainee in learners)
+            actor = self._role(ACTOR)
+            return find_budget(partial(actor.peak_memory, longest=self.longest), free - to_come, total)
 
     def passes(self, micro: MicroBatch) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""

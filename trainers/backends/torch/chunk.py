@@ -24,6 +24,7 @@ from millrace.trainers.backends.parallel.grid import CP, EDP, EP, FS, PP, TP, Gr
 from millrace.trainers.backends.parallel.regions import ShardedParameter, take
 from millrace.trainers.backends.parallel.schedules import ONE_F_ONE_B
 from millrace.trainers.backends.torch.compute import Compute
+from millrace.trainers.backends.torch.fusion import Fusion
 from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.fsdp import TimedAllGather, TimedReduceScatter
@@ -54,11 +55,12 @@ class Home:
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelChunk:
     """model: with this rank's parameters. shards: which part of the whole model's each one is that learns, in order.
-    masters: their fp32 values where the model computes with copies, else empty."""
+    masters: their fp32 values where the model computes with copies, else empty. fusion: how its layers are fused."""
 
     model: PreTrainedModel
     shards: Sequence[ShardedParameter]
     masters: Sequence[torch.Tensor]
+    fusion: Fusion
 
 
 def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> ModelChunk:
@@ -82,17 +84,23 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
     if stage.count > 1:
         at = place.groups.index(PP)
         learning = [replace(one, name=name_of(model, one.name), stage=at) for one in learning]
-    place.compute.prepare(model)
     if place.compute.bf16:
         narrow_tables(model)
+    fusion = place.compute.prepare(model, _layers(model) if place.compute.fusion != "none" else (), place.device)
     masters: list[torch.Tensor] = []
+    offloads = place.compute.optimizer_offload
+    if offloads and not place.copies:
+        raise BadConfiguration(
+            "optimizer_offload keeps what bf16 copies are made of in main memory, for one learner: set precision = "
+            '"bf16" and one learner, or backend = "deepspeed" with zero_offload for several'
+        )
     if FS in place.groups.meshes:
         _shard(model, place)
     else:
         if place.copies:
-            masters = [p.data for p in model.parameters() if p.requires_grad]
+            masters = [p.data.cpu() if offloads else p.data for p in model.parameters() if p.requires_grad]
         place.compute.narrow(model)
-    return ModelChunk(model, learning, masters)
+    return ModelChunk(model, learning, masters, fusion)
 
 
 def _check_cuts(model: PreTrainedModel, layout: Layout) -> None:

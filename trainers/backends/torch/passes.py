@@ -28,7 +28,7 @@ from millrace.trainers.phase_clock import Clock
 @dataclass(frozen=True, slots=True, eq=False)
 class Passes:
     """chunks: the model, or this rank's stages of it. unit: rows are filled up to its multiples, since so many ranks
-    share them."""
+    share them. fusion: whether formulas over logits are compiled."""
 
     chunks: Sequence[PreTrainedModel]
     context: Context | None
@@ -37,6 +37,7 @@ class Passes:
     device: torch.device
     compute: Compute
     clock: Clock
+    fusion: bool = False
 
     def one(
         self,
@@ -52,6 +53,7 @@ class Passes:
             pad_row(micro, self.unit).to(self.device),
             None if teacher is None else teacher.chunks[-1],
             logits=self.compute.logits,
+            fusion=self.fusion,
             fed=pipeline.stage_input(hidden),
             teacher_fed=pipeline.stage_input(teacher_hidden),
         )
@@ -79,7 +81,6 @@ class Passes:
         micros: Sequence[MicroBatch],
         loss: Callable[[Run], torch.Tensor],
         teacher: Passes | None,
-        after_backward: Callable[[], None],
     ) -> None:
         """A backward pass from the `loss` of each micro-batch, evaluated in their order where the head is. Gradients
         add up in the parameters; FSDP reduces them with the last."""
@@ -90,7 +91,6 @@ class Passes:
                     result = loss(self.one(micro, teacher=teacher))
                 with self.clock.phase("backward"):
                     result.backward()
-                    after_backward()
             return
         pipe = self.pipe
         row = [*micros, *(pack([]) for _ in range(pipe.missing(len(micros))))]
@@ -104,7 +104,7 @@ class Passes:
         def before_backward(chunk: int, index: int) -> None:
             self._sync(chunk, last=index == len(row) - 1)
 
-        pipeline.run(pipe, self._shapes(row), self._like, forward, before_backward, after_backward)
+        pipeline.run(pipe, self._shapes(row), self._like, forward, before_backward)
 
     def _relay(self, micros: Sequence[MicroBatch]) -> list[torch.Tensor]:
         """What the last stage is given of each micro-batch, where it is; nothing elsewhere."""

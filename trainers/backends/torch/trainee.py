@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from millrace.trainers.backends.parallel.pipeline import pipe_of
 from millrace.trainers.backends.parallel.regions import take
 from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.backends.torch.chunk import Home, make
+from millrace.trainers.backends.torch.memory import probe
 from millrace.trainers.backends.torch.passes import Passes
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import NotFormed
@@ -51,7 +53,9 @@ class Trainee:
         masters = [tensor for chunk in chunks.values() for tensor in chunk.masters]
         unit = groups.size(CP) * groups.size(TP)
         models = [chunk.model for chunk in chunks.values()]
-        self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock)
+        self.fusion = next(chunk.fusion for chunk in chunks.values())
+        compiles = self.fusion != "none" and place.device.type == "cuda"
+        self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock, compiles)
         self.steps = state.step
         self._assets, self._seed, self._constants = state.assets, state.seed, state.constants
         self._adapter = state.adapter
@@ -70,16 +74,25 @@ class Trainee:
         with torch.no_grad():
             tensors = masters or [p.to_local() if isinstance(p, DTensor) else p.data for p in self._learning()]
             self._shards = [torch.nn.Parameter(tensor) for tensor in tensors]
+            on_card = any(shard.is_cuda for shard in self._shards)
+            if self._place.copies:
+                for copy, shard in zip(self._learning(), self._shards, strict=True):
+                    copy.register_post_accumulate_grad_hook(partial(self._widen, shard))
         optimizer = torch.optim.AdamW(
-            self._shards, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, foreach=False
+            self._shards,
+            betas=adam.betas,
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+            foreach=False,
+            fused=on_card,
         )
         if state.moments:
             for parameter, shard in zip(self._parameters, self._shards, strict=True):
                 box = parameter.box(self._place.groups.grid, self._place.groups.rank)
                 optimizer.state[shard] = {
-                    "step": torch.tensor(float(state.step)),
+                    "step": torch.tensor(float(state.step), device=shard.device),
                     **{
-                        slot: take(moments[parameter.name], box).to(self._place.device, copy=True).view_as(shard)
+                        slot: take(moments[parameter.name], box).to(shard.device, copy=True).view_as(shard)
                         for slot, moments in state.moments.items()
                     },
                 }
@@ -104,21 +117,19 @@ class Trainee:
         if self._optimizer is None:
             raise NotFormed("this model is frozen: hold it only to score, load what shall learn")
         seed_step(self._seed, self.steps, self._place.groups.index(DP))
-        totals = dict.fromkeys(algorithm.measures, 0.0)
-        clock, loss = self._place.clock, 0.0
+        clock = self._place.clock
+        parts: list[list[torch.Tensor | float]] = []  # read at the end, so that a GPU is not waited for
 
         def evaluate(run: Run) -> torch.Tensor:
-            nonlocal loss
             loss_sum, sums = algorithm.evaluate(run)
-            loss += float(loss_sum.detach())
-            for name in totals:
-                totals[name] += float(sums[name])
+            parts.append([loss_sum.detach(), *(sums[name] for name in algorithm.measures)])
             return loss_sum / denominator
 
-        self.passes.learn(micros, evaluate, teacher.passes if teacher else None, self._widen_gradients)
+        self.passes.learn(micros, evaluate, teacher.passes if teacher else None)
         with clock.phase("optimizer"):
             square_sum = self._collect_gradients()
-        numbers = [loss, *totals.values()]
+        columns = zip(*parts, strict=True) if parts else [[0.0]] * (1 + len(algorithm.measures))
+        numbers = [sum(map(float, column)) for column in columns]
         if not self._place.groups.grid.tells(self._place.groups.rank):
             numbers = [0.0] * len(numbers)
         square_sum, loss, *measures = total([square_sum, *numbers])
@@ -130,25 +141,24 @@ class Trainee:
         return StepResult(
             loss=loss,
             grad_norm=norm,
-            sums=dict(zip(totals, measures, strict=True)),
+            sums=dict(zip(algorithm.measures, measures, strict=True)),
             applied=was_applied,
             tokens=sum(micro.length for micro in micros),
             samples=sum(micro.samples for micro in micros),
         )
 
-    def _widen_gradients(self) -> None:
-        """Adds what a model of bf16 copies has up in fp32; FSDP does so itself."""
-        if not self._place.copies:
-            return
-        for parameter, shard in zip(self._learning(), self._shards, strict=True):
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is not None:
-                shard.grad = gradient.float() if shard.grad is None else shard.grad.add_(gradient)
+    def _widen(self, shard: torch.nn.Parameter, parameter: torch.Tensor) -> None:
+        """Adds a gradient of a bf16 copy up in fp32, where its master is, as soon as it is whole; FSDP does so
+        itself."""
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            wide = gradient.to(shard.device, torch.float32)
+            shard.grad = wide if shard.grad is None else shard.grad.add_(wide)
 
     def _collect_gradients(self) -> float:
         """Hands FSDP's summed gradients to the shards. This rank's part of the squared norm, in float64: of what it
         owns."""
-        total = torch.zeros((), dtype=torch.float64, device=self._place.device)
+        total = torch.zeros((), dtype=torch.float64, device=self._shards[0].device)
         grid, rank = self._place.groups.grid, self._place.groups.rank
         with torch.no_grad():
             for parameter, shard in zip(self._learning(), self._shards, strict=True):
@@ -212,7 +222,31 @@ class Trainee:
         if self._optimizer is not None:
             for moments in self._optimizer.state.values():
                 tensors += [tensor for tensor in moments.values() if tensor.dim() > 0]
-        return tensors
+        return [tensor for tensor in tensors if tensor.device.type == self._place.device.type]
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has an optimizer."""
+        return self._optimizer is not None
+
+    @property
+    def moments_to_come(self) -> int:
+        """Bytes that the first step will take on the device for moments."""
+        if self._optimizer is None or self._optimizer.state:
+            return 0
+        return sum(2 * shard.numel() * shard.element_size() for shard in self._shards if shard.is_cuda)
+
+    def peak_memory(self, tokens: int, longest: int) -> int:
+        """Bytes that a forward and backward pass of so many tokens takes on a GPU, gradients included, which are
+        dropped. longest: tokens of a sample at most. All ranks call it."""
+        micro = probe(tokens, int(self.model.config.vocab_size), longest)
+        torch.cuda.reset_peak_memory_stats(self._place.device)
+        before = torch.cuda.memory_allocated(self._place.device)
+        self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
+        peak = torch.cuda.max_memory_allocated(self._place.device) - before
+        for parameter in [*self._learning(), *self._shards]:
+            parameter.grad = None
+        return peak
 
     def gather(self) -> State | None:
         """The full state on rank 0, None elsewhere."""

@@ -46,6 +46,7 @@ SELECT
     l.masked_tokens AS masked_tokens, l.layout AS layout, length(l.`ranks.rank`) AS ranks, l.leader AS leader,
     l.metrics AS metrics, l.config_hash AS config_hash, l.code_hash AS code_hash, l.libraries AS libraries,
     l.config AS config, l.models AS models, l.device AS device, l.threads AS threads,
+    l.kernels AS kernels,
     w.mode AS mode, w.uri AS uri, w.digest AS digest, w.full_bytes AS bytes
 FROM millrace_log.weights AS w
 LEFT JOIN millrace_log.ledger AS l ON l.policy = w.policy AND l.version = w.version

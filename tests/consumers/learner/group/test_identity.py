@@ -66,7 +66,7 @@ def test_on_a_gpu_they_are_joined_by_its_kernels_and_driver(monkeypatch: pytest.
     plain = libraries(["torch"], gpu=False)
     monkeypatch.setattr(cuda, "driver", lambda: "535.1")
     there = libraries(["torch"], gpu=True)
-    assert there.keys() - plain.keys() == {"triton", "cuda", "driver"}
+    assert there.keys() - plain.keys() == {"triton", "cuda", "driver", "liger-kernel", "flash-attn"}
     assert there["driver"] == "535.1"
     assert library_hash(there | {"driver": "580.1"}) == library_hash(there)
     assert library_hash(there | {"cuda": "0"}) != library_hash(there) != library_hash(plain)
