@@ -32,15 +32,15 @@ def set_attention(config: PretrainedConfig, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What does not fit between files and a model, by name. missing: of the model's; unknown: of the files', but for
-    what the class leaves out; misfits: name -> what is wrong; untied: shared by the class, and two in the files.
-    begun: in no file, and as the class begins them, of what does not learn."""
+    """What does not fit between files and a model, by name. gaps: of the model, in no file; strangers: of the files,
+    but for what the class leaves out; misfits: name -> what is wrong; twins: one by the class, and two in the files.
+    defaults: in no file, and as the class begins them, of what does not learn."""
 
-    missing: list[str]
-    unknown: list[str]
+    gaps: list[str]
+    strangers: list[str]
     misfits: Mapping[str, str]
-    untied: list[str]
-    begun: list[str]
+    twins: list[str]
+    defaults: list[str]
 
 
 def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadReport:
@@ -60,9 +60,9 @@ def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadRep
     }
     misfits |= {name: _reason(text) for name, text in info.conversion_errors.items()}
     rest = {name for name, tensor in model.state_dict().items() if tensor.is_meta} - learning - misfits.keys()
-    missing = (info.missing_keys & learning - misfits.keys()) | _begin(model, rest)
-    untied = shared - set(model.all_tied_weights_keys)
-    return LoadReport(sorted(missing), sorted(info.unexpected_keys), misfits, sorted(untied), sorted(rest - missing))
+    gaps = (info.missing_keys & learning - misfits.keys()) | _begin(model, rest)
+    twins = shared - set(model.all_tied_weights_keys)
+    return LoadReport(sorted(gaps), sorted(info.unexpected_keys), misfits, sorted(twins), sorted(rest - gaps))
 
 
 def _begin(model: PreTrainedModel, names: set[str]) -> set[str]:

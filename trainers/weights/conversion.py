@@ -19,7 +19,6 @@ import json
 import logging
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -33,7 +32,7 @@ log = logging.getLogger("millrace.weights")
 Tensors = dict[str, torch.Tensor]
 
 
-def from_files(settings: Mapping[str, Any], files: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
+def from_files(settings: Mapping[str, object], files: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
     """The weights and the constants, in float32 where they float, of the model of a config.json. CheckpointError, with
     the first names, where the files are not of it."""
     model = _outline(settings)
@@ -48,18 +47,18 @@ def from_files(settings: Mapping[str, Any], files: Mapping[str, torch.Tensor]) -
     if report.misfits:
         first, reason = next(iter(sorted(report.misfits.items())))
         raise CheckpointError(f"{first} of {name} {reason}: config.json and the weights must be of one model")
-    if report.missing or report.unknown:
+    if report.gaps or report.strangers:
         raise CheckpointError(
-            f"weights do not fit {name}: missing {report.missing[:3]}, unknown {report.unknown[:3]}; "
+            f"weights do not fit {name}: missing {report.gaps[:3]}, unknown {report.strangers[:3]}; "
             "config.json and model.safetensors must be of one model"
         )
-    if report.untied:
+    if report.twins:
         raise CheckpointError(
-            f"config.json ties {report.untied[0]} of {name} to another weight, and the files hold two that differ: set "
+            f"config.json ties {report.twins[0]} of {name} to another weight, and the files hold two that differ: set "
             "tie_word_embeddings to false there"
         )
-    if report.begun:
-        log.warning("%s: no file has %s, which begin as transformers begins them", name, ", ".join(report.begun[:3]))
+    if report.defaults:
+        log.warning("%s: no file has %s, which begin as transformers begins them", name, ", ".join(report.defaults[:3]))
     tensors = {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     return (
         {name: tensor for name, tensor in tensors.items() if name in learning},
@@ -73,7 +72,7 @@ def to_files(config: bytes, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     return private.in_files(_cached_outline(config), tensors)
 
 
-def _outline(settings: Mapping[str, Any]) -> PreTrainedModel:
+def _outline(settings: Mapping[str, object]) -> PreTrainedModel:
     """The model without numbers."""
     with torch.device("meta"):
         return make(settings)
@@ -84,6 +83,6 @@ def _cached_outline(config: bytes) -> PreTrainedModel:
     return _outline(json.loads(config))
 
 
-def _method(settings: Mapping[str, Any]) -> str:
+def _method(settings: Mapping[str, object]) -> str:
     about = settings["quantization_config"]
     return str(about.get("quant_method", "unnamed")) if isinstance(about, Mapping) else "unnamed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -55,7 +54,7 @@ def build(
     return model
 
 
-def _empty(settings: Mapping[str, Any]) -> PreTrainedModel:
+def _empty(settings: Mapping[str, object]) -> PreTrainedModel:
     """The model of a config.json, its numbers not set: until they are, they take no memory."""
     with no_init_weights():
         try:
@@ -67,7 +66,7 @@ def _empty(settings: Mapping[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _stage(settings: Mapping[str, Any], index: int, count: int) -> PreTrainedModel:
+def _stage(settings: Mapping[str, object], index: int, count: int) -> PreTrainedModel:
     model = _empty(settings)
     cut(model, PipelineStage(index, count))
     return model

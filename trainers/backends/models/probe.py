@@ -132,35 +132,35 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     )
 
 
-def check_stages(whole: PreTrainedModel, parts: Iterable[PreTrainedModel], weights: Mapping[str, torch.Tensor]) -> None:
-    """BadConfiguration unless pipeline stages, one after another, compute what a whole model does, whose way is known.
-    weights: of the whole one; the models' own are not read."""
-    batch = _batch(int(whole.config.get_text_config().vocab_size), 0)
+def check_stages(model: PreTrainedModel, parts: Iterable[PreTrainedModel], weights: Mapping[str, torch.Tensor]) -> None:
+    """BadConfiguration unless pipeline stages, one after another, compute what a whole `model` does, whose way is
+    known. weights: of the whole one; the models' own are not read."""
+    batch = _batch(int(model.config.get_text_config().vocab_size), 0)
 
-    def hidden_of(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-        case = _Case(model, {name: weights[name_of(model, name)] for name in tensors_of(model)})
-        head = rows.head_of(case) if hasattr(model, "score") or model.get_output_embeddings() else torch.nn.Identity()
+    def hidden_of(part: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+        case = _Case(part, {name: weights[name_of(part, name)] for name in tensors_of(part)})
+        head = rows.head_of(case) if hasattr(part, "score") or part.get_output_embeddings() else torch.nn.Identity()
         with instead(head, lambda hidden: hidden):
             return run(case, batch, **inputs)
 
-    training = whole.training
+    training = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            truth = hidden_of(whole.train(False))
+            truth = hidden_of(model.train(False))
             hidden = None
             for part in parts:
-                use(part.train(False), attention_of(whole.config))
+                use(part.train(False), attention_of(model.config))
                 hidden = hidden_of(part, **({} if hidden is None else {"inputs_embeds": hidden}))
             gap = torch.inf if hidden is None else float((hidden - truth).norm() / truth.norm().clamp(min=1e-6))
     except BadConfiguration:
         raise
     except Exception as error:  # any model's own code
-        raise BadConfiguration(f"{_name(whole)} makes no pipeline stages: {_line(error)}: choose p1") from error
+        raise BadConfiguration(f"{_name(model)} makes no pipeline stages: {_line(error)}: choose p1") from error
     finally:
-        whole.train(training)
+        model.train(training)
     if not gap <= TOLERANCE and bool(torch.isfinite(truth).all()):
         raise BadConfiguration(
-            f"{_name(whole)} in pipeline stages computes something else, off by {gap:.1e}: choose p1"
+            f"{_name(model)} in pipeline stages computes something else, off by {gap:.1e}: choose p1"
         )
 
 
