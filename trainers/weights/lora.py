@@ -63,9 +63,12 @@ def merge(state: State) -> State:
 
 def attach(model: PreTrainedModel, adapter: Adapter) -> None:
     """Puts the adapter into `model`, in place, and freezes everything else. Raises CheckpointError where they
-    differ."""
+    differ, BadConfiguration where the model takes none."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
+    if len(modules) > len({id(module) for module in modules}):
+        raise BadConfiguration(f"{type(model).__name__} has one layer in several places, which takes no adapter")
     settings = adapter.lora
     config = LoraConfig(
         r=settings.rank,

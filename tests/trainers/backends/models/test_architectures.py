@@ -55,6 +55,7 @@ def test_packed_samples_have_the_numbers_that_transformers_gives_them_alone(kind
 
 
 SET = ("llama", "mistral", "olmo", "phi", "mamba", "jamba", "falcon", "bloom", "llama4_text", "qwen3_moe")
+SET += ("gemma3", "qwen3_5", "recurrent_gemma", "roberta", "bigbird_pegasus")
 
 
 @pytest.mark.slow
