@@ -1,7 +1,7 @@
 """Makes docs/architectures.md and the list of tested architectures: every causal model of the installed transformers,
 tiny and random, computed in every way and compared with plain transformers.
 
-    make architectures        about three minutes on one core
+    make architectures        about eight minutes on one core
 """
 
 from __future__ import annotations
@@ -20,31 +20,27 @@ from tests.support.architectures import RIGHT, ROWS, TOLERANCE, Verdict, judge
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"
-LIST = ROOT / "trainers" / "backends" / "tested.py"
+LIST = ROOT / "trainers" / "backends" / "models" / "architectures.py"
 SECONDS = 60
 """that one architecture may take"""
 OWN = (
     "each sample has a row of its own, filled up to the longest of its micro-batch; layouts cut the data alone (`d`), "
     "and beginnings are not shared"
 )
-WAYS = ("alone", "packed", "deepspeed", "megatron", "lora", "reward")
+WAYS = ("alone", "packed", "trained", "deepspeed", "megatron", "lora", "reward")
 NOTES: dict[str, str] = {
     "megatron trains qwen2, qwen3 and qwen3_moe": "megatron",
     "to adapt; it has": "layers",
     "has no score head": "head",
     "with a score": "score",
     "its tokens see later ones": "causal",
-    "weights do not fit": "names",
-    "parameters that never learn": "still",
 }
 MEANINGS = {
     "megatron": "Megatron here computes qwen2, qwen3 and qwen3_moe; a torch layout trains the others",
     "layers": "none of the layers that adapters are put on by default; name others as `[learner.lora] targets`",
     "head": "its class of `transformers` has another head than `score`",
     "score": "`transformers` has no class of it that scores tokens",
-    "causal": "its tokens see later ones as the class comes: an encoder, unless `is_decoder` is set",
-    "still": "it has parameters that never learn, which versions do not keep",
-    "names": "its files name weights otherwise than its modules, or hold buffers, which are not trained",
+    "causal": "its tokens see later ones",
 }
 
 
@@ -80,7 +76,8 @@ def page(found: dict[str, Verdict]) -> str:
     """The page of all architectures."""
     computed = {kind: v for kind, v in found.items() if not v.alone.startswith("untested")}
     able = {kind: v for kind, v in computed.items() if v.packed in (RIGHT, ROWS)}
-    rows = ["| architecture | " + " | ".join(WAYS).replace("reward", "reward model") + " |", "| --- " * 7 + "|"]
+    heads = ("architecture", *WAYS[:-1], "reward model")
+    rows = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     rows += [row(kind, verdict) for kind, verdict in computed.items()]
     others: dict[str, list[str]] = {}
     for kind, verdict in computed.items():
@@ -97,12 +94,26 @@ def page(found: dict[str, Verdict]) -> str:
             "",
             f"Every causal language model of `transformers` {transformers.__version__}, as a tiny random model that",
             "its own class wrote to disk: log-probabilities (or scores) of each way of training against plain, eager",
-            "`transformers` on each sample alone, in float32. Windows, caps and layers with a state are set to show.",
+            "`transformers` on each sample alone, in float32, attention and experts written out. Windows, caps and",
+            "layers with a state are set to show; encoders have `is_decoder` set.",
             "`make architectures` makes this page.",
             "",
             f"Of {len(found)} architectures, {len(able)} train: {_count(able, RIGHT)} in packed rows and",
             f"{_count(able, ROWS)} in rows of their own. The largest distance of a",
             f"log-probability is {worst:.1e}; {TOLERANCE:.0e} and more would be an error.",
+            "",
+            "Weights come in and go out through the conversion of `transformers` itself: a version has the names and",
+            "the layout that `save_pretrained` writes (each expert by itself), which engines load. `trained` is one",
+            "step, saved, loaded by `from_pretrained` and compared with the model that trained; the version read",
+            "back bit for bit.",
+            "",
+            "What a model's files hold and no gradient changes is kept bit for bit, in float32: persistent buffers,",
+            "such as the bias that corrects an expert's score, scales of layers, decays, and parameters that their",
+            "class has frozen. No rule changes them: the bias that balances experts without a loss stays as it was",
+            "published. Layers that `transformers` does not read, such as those that predict several tokens, are in",
+            "no version. Mixtures of experts compute by grouped matrix products where `transformers` has them for",
+            "the class. Of models that read images or sound too, text trains; what it does not reach gets no",
+            "gradient.",
             "",
             "| word | meaning |",
             "| --- | --- |",
@@ -113,8 +124,9 @@ def page(found: dict[str, Verdict]) -> str:
             "",
             "At load a model is compared again, with its own weights: a batch of three short samples against plain",
             "`transformers`. A model that is not on this page trains if that comparison holds, and the log calls it",
-            "untested. Tensor, pipeline and context parallelism are compared for the models of",
-            "[conformance.md](conformance.md) alone.",
+            "untested. Pipeline stages are compared with the whole model at load, and experts that are to be spread",
+            "with what they would compute; tensor and context parallelism are compared for the models of",
+            "[conformance.md](conformance.md) alone. Quantised weights are refused: save them in bfloat16 first.",
             "",
             *rows,
             "",

@@ -7,9 +7,9 @@ import json
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.policy import PolicyGradient
-from millrace.trainers.backends.models.build import is_scalar
 from millrace.trainers.batches.packing import REWARD_MODEL
 from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.weights.model_class import is_scalar, read_config, vocabulary_of
 from millrace.trainers.weights.state import State
 
 
@@ -40,7 +40,9 @@ def right_head(state: State, role: str) -> None:
 def same_vocabulary(policy: State, peer: State, role: str, *, equal: bool) -> None:
     """Raises BadConfiguration when a model that scores beside a policy has a smaller vocabulary, or with `equal`
     another one. Sizes are all that can be compared: that ids mean the same is up to whoever names the model."""
-    policy_size, other_size = (int(json.loads(state.assets["config.json"])["vocab_size"]) for state in (policy, peer))
+    policy_size, other_size = (
+        vocabulary_of(read_config(json.loads(state.assets["config.json"]))) for state in (policy, peer)
+    )
     if other_size < policy_size or (equal and other_size != policy_size):
         raise BadConfiguration(
             f"the {role} knows {other_size} tokens, the policy {policy_size}: name a {role} of its tokenizer"

@@ -53,8 +53,8 @@ def per_token(shapes: Iterable[tuple[str, tuple[int, ...]]], config: Mapping[str
         if len(shape) < 2 or (name.endswith("embed_tokens.weight") and not config.get("tie_word_embeddings")):
             continue
         active += size * (share if ".experts." in name else 1.0)
-    heads = int(config["num_attention_heads"])
-    width = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
+    heads = int(config.get("num_attention_heads") or 0)  # none where no layer attends
+    width = int(config.get("head_dim") or int(config["hidden_size"]) // max(1, heads))
     return 6 * active + 12 * int(config["num_hidden_layers"]) * heads * width * length / 2
 
 
@@ -73,5 +73,16 @@ def utilisation(state: State, metrics: Mapping[str, float], devices: int) -> dic
 def _utilisation(state: State, metrics: Mapping[str, float], rate: float, devices: int) -> dict[str, float]:
     shapes = ((name, tuple(tensor.shape)) for name, tensor in state.weights.items())
     length = metrics["tokens_computed"] / max(1.0, metrics["samples"])
-    cost = per_token(shapes, json.loads(state.assets["config.json"]), length)
+    cost = per_token(shapes, _numbers(state), length)
     return {"mfu": mfu(metrics["tokens_per_second"], cost, rate, devices)}
+
+
+def _numbers(state: State) -> dict[str, Any]:
+    """What `per_token` asks of a configuration, under whatever names its class has them."""
+    from millrace.trainers.weights.model_class import read_config  # transformers takes seconds to load
+
+    config = read_config(json.loads(state.assets["config.json"])).get_text_config()
+    names = ("num_attention_heads", "head_dim", "hidden_size", "num_hidden_layers", "tie_word_embeddings")
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    numbers = {name: getattr(config, name, None) for name in (*names, "num_experts_per_tok")}
+    return {**numbers, "num_experts": experts}

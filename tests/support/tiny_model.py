@@ -8,9 +8,13 @@ on reload); matrices are scaled up so that two seeds give clearly different log-
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millrace.trainers.weights import manifest
 from millrace.trainers.weights.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 VOCAB = 512
 EOS = 2
@@ -44,16 +48,19 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def write_model(folder: Path, seed: int = 0, *, hidden: int = 64, layers: int = 2) -> Path:
+def write_model(
+    folder: Path, seed: int = 0, *, hidden: int = 64, layers: int = 2, config: PretrainedConfig | None = None
+) -> Path:
     """Save a random model of ``seed`` with tokenizer and manifest under ``folder``; returns ``folder``.
 
-    ``hidden`` other than the default gives a directory whose tensors do not fit the default architecture.
+    ``hidden`` other than the default gives a directory whose tensors do not fit the default architecture; ``config``
+    another architecture.
     """
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = Qwen2Config(
+    config = config or Qwen2Config(
         vocab_size=VOCAB,
         hidden_size=hidden,
         intermediate_size=2 * hidden,

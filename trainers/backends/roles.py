@@ -26,6 +26,7 @@ from dataclasses import replace
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from transformers import PretrainedConfig
 
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Backend, StepResult
@@ -36,6 +37,7 @@ from millrace.trainers.backends.places import backend_role, by_cell, format_plac
 from millrace.trainers.batches import wire
 from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.errors import BadConfiguration, NotFormed
+from millrace.trainers.weights.model_class import context_length, read_config, vocabulary_of
 from millrace.trainers.weights.state import State
 
 Compute = Callable[[Sequence[MicroBatch]], list[torch.Tensor]]
@@ -175,12 +177,16 @@ class RolesBackend(Backend):
         return self._steps
 
     @property
+    def _config(self) -> PretrainedConfig:
+        return read_config(json.loads(self._actor_state.assets["config.json"]))
+
+    @property
     def vocabulary(self) -> int:
-        return int(json.loads(self._actor_state.assets["config.json"])["vocab_size"])
+        return vocabulary_of(self._config)
 
     @property
     def longest(self) -> int:
-        return int(json.loads(self._actor_state.assets["config.json"])["max_position_embeddings"])
+        return context_length(self._config)
 
     # ---- the step
 
@@ -319,11 +325,11 @@ class RolesBackend(Backend):
             slot: {name: tensors[name] for name in like.weights}
             for slot, tensors in zip(MOMENTS, columns[1:], strict=False)
         }
-        return State(weights, like.assets, moments, step, like.seed)
+        return State(weights, like.assets, moments, step, like.seed, constants=like.constants)
 
 
 def _outline(state: State) -> State:
-    """The same without its numbers: names and shapes, of the critic too."""
+    """The same without the numbers that change: names and shapes, of the critic too."""
     weights = {name: tensor.to("meta") for name, tensor in state.weights.items()}
     critic = None if state.critic is None else _outline(state.critic)
-    return State(weights, state.assets, {}, state.step, state.seed, critic)
+    return State(weights, state.assets, {}, state.step, state.seed, critic, constants=state.constants)

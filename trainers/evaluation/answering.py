@@ -15,6 +15,7 @@ from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.offline.text import Encoder
 from millrace.trainers.sampling import sample
 from millrace.trainers.weights import checkpoint, lora, manifest
+from millrace.trainers.weights.model_class import context_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ def load(directory: Path, digest: str | None = None, device: str | None = None) 
         state = lora.merge(checkpoint.read(directory, verify=False))
     else:
         state = checkpoint.adopt(directory)
-    model = build(state.assets, state.weights)
+    model = build(state.assets, state.tensors)
     torch.nn.Module.to(model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.train(False), version_digest
 
@@ -56,11 +57,11 @@ def answer(
     sampled together at most, or those of one prompt."""
     if n < 1 or max_tokens < 1 or temperature < 0:
         raise BadConfiguration("samples and max_tokens must be above 0, the temperature not below")
-    longest = int(model.config.max_position_embeddings)
+    most = context_length(model.config)
     for index, prompt in enumerate(prompts):
-        if len(prompt) + max_tokens > longest:
+        if len(prompt) + max_tokens > most:
             raise BadConfiguration(
-                f"question {index} has {len(prompt)} tokens, with {max_tokens} to answer; the model takes {longest}"
+                f"question {index} has {len(prompt)} tokens, with {max_tokens} to answer; the model takes {most}"
             )
     step = max(1, at_once // n)
     answers = []

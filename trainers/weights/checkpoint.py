@@ -2,8 +2,9 @@
 
     v{n}-{digest12}/
         config.json, tokenizer, chat template ...    carried on from the parent, byte for byte
-        model.safetensors                            weights, in config.json's dtype
-        state.tensors                                moments; fp32 weights where the above are not fp32
+        model.safetensors                            weights in config.json's dtype and constants, as transformers
+                                                     names and lays them out for engines
+        state.tensors                                moments; fp32 weights and constants where the above are not fp32
         training.json                                optimizer steps, seed
         critic.tensors, critic.json                  the critic's weights, moments, configuration, where there is one
         adapter_config.json, adapter_model.safetensors   in place of model.safetensors, where the adapter is published
@@ -34,7 +35,7 @@ from millrace.infra import durable
 from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
 from millrace.trainers.weights import lora, manifest
 from millrace.trainers.weights.adapter import Adapter, Lora
-from millrace.trainers.weights.hugging_face import flatten_templates, fuse_experts
+from millrace.trainers.weights.hugging_face import flatten_templates
 from millrace.trainers.weights.manifest import Manifest
 from millrace.trainers.weights.state import State, dtype_of
 
@@ -43,7 +44,7 @@ CRITIC, CRITIC_TRAINING = "critic.tensors", "critic.json"
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """*.tensors are safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
 _OWN_FILES = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, manifest.NAME}
-_MASTER, _ADAPTER = "master", "adapter"
+_MASTER, _CONSTANT, _ADAPTER = "master", "constant", "adapter"
 _PEFT = "base_model.model."
 """before every name in a file of peft"""
 
@@ -136,15 +137,26 @@ def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> 
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CorruptCheckpoint(f"{directory} cannot be read ({error}); restore it or use another version") from error
     moments = _by_slot(extra)
-    masters = moments.pop(_MASTER, {})
     assets = {
         name: (directory / name).read_bytes() for name in listing.files if name not in _OWN_FILES and name != WEIGHTS
     }
     if "lora" in training:
         adapter = _read_adapter(directory, training["lora"], moments.pop(_ADAPTER))
-        return State(adopt(adapter.base).weights, assets, moments, step, seed, critic, adapter)
-    weights = {name: masters.get(name, weight) for name, weight in weights.items()}
-    return State(weights, assets, moments, step, seed, critic, source=directory)
+        base = adopt(adapter.base)
+        return State(base.weights, assets, moments, step, seed, critic, adapter, constants=base.constants)
+    masters, constants = moments.pop(_MASTER, {}), moments.pop(_CONSTANT, {})
+    if not masters:
+        masters, constants = _convert(assets["config.json"], weights)
+    return State(masters, assets, moments, step, seed, critic, source=directory, constants=constants)
+
+
+def _convert(
+    config: bytes, files: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and constants of what files hold."""
+    from millrace.trainers.weights.conversion import from_files  # transformers takes seconds to load
+
+    return from_files(json.loads(config), files)
 
 
 def _read_adapter(directory: Path, about: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Adapter:
@@ -158,8 +170,9 @@ def _read_adapter(directory: Path, about: Mapping[str, Any], weights: Mapping[st
 def _read_critic(directory: Path) -> State:
     about = json.loads((directory / CRITIC_TRAINING).read_bytes())
     moments = _by_slot(load_file(directory / CRITIC))
-    weights = moments.pop(_MASTER)
-    return State(weights, {"config.json": about["config"].encode()}, moments, int(about["step"]), int(about["seed"]))
+    weights, constants = moments.pop(_MASTER), moments.pop(_CONSTANT, {})
+    assets = {"config.json": about["config"].encode()}
+    return State(weights, assets, moments, int(about["step"]), int(about["seed"]), constants=constants)
 
 
 def _by_slot(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
@@ -171,7 +184,8 @@ def _by_slot(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.T
 
 
 def adopt(directory: Path, *, seed: int = 0) -> State:
-    """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0."""
+    """The state that starts from a Hugging Face model directory: its weights in fp32, no moments, step 0. Raises
+    CheckpointError where its weights are not of the model of its config.json, or none that can train."""
     if not directory.is_dir():
         raise CheckpointError(f"there is no directory {directory}: name one in Hugging Face layout")
     shards = sorted(directory.glob("*.safetensors"))
@@ -180,18 +194,17 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
     if not shards or not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} is no Hugging Face model directory: it needs config.json and *.safetensors")
     try:
-        weights = fuse_experts({name: tensor.float() for shard in shards for name, tensor in load_file(shard).items()})
+        files = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
     except SafetensorError as error:
         raise CorruptCheckpoint(f"{directory}: weights cannot be read ({error}); download them again") from error
-    if json.loads((directory / "config.json").read_bytes()).get("tie_word_embeddings"):
-        weights.pop("lm_head.weight", None)
+    weights, constants = _convert((directory / "config.json").read_bytes(), files)
     skips = _OWN_FILES | {shard.name for shard in shards} | {f"{WEIGHTS}.index.json"}
     assets = {
         path.name: path.read_bytes()
         for path in sorted(directory.iterdir())
         if path.is_file() and path.name not in skips and path.suffix not in (".bin", ".pt", ".gguf", ".pth")
     }
-    return State(weights, flatten_templates(directory, assets), seed=seed, source=directory)
+    return State(weights, flatten_templates(directory, assets), seed=seed, source=directory, constants=constants)
 
 
 def fingerprint(state: State) -> str:
@@ -217,9 +230,13 @@ def _huggingface(state: State) -> dict[str, bytes]:
         tensors = {_PEFT + name: tensor.contiguous() for name, tensor in adapter.weights.items()}
         config = _json(lora.peft_config(adapter.lora))
         return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: save(tensors, metadata={"format": "pt"})}
+    from millrace.trainers.weights.conversion import to_files
+
     dtype = dtype_of(state.assets)
-    weights = {name: tensor.to(dtype).contiguous() for name, tensor in lora.merge(state).weights.items()}
-    return {**state.assets, WEIGHTS: save(weights, metadata={"format": "pt"})}
+    weights = {name: tensor.to(dtype) for name, tensor in lora.merge(state).weights.items()}
+    files = to_files(state.assets["config.json"], {**weights, **state.constants})
+    tensors = {name: tensor.contiguous() for name, tensor in files.items()}
+    return {**state.assets, WEIGHTS: save(tensors, metadata={"format": "pt"})}
 
 
 def _training(state: State, root: Path | None = None) -> dict[str, bytes]:
@@ -238,7 +255,7 @@ def _training(state: State, root: Path | None = None) -> dict[str, bytes]:
 
 
 def _tensors(state: State, *, masters: bool) -> bytes:
-    slots = {**state.moments, **({_MASTER: state.weights} if masters else {})}
+    slots = {**state.moments, **({_MASTER: state.weights, _CONSTANT: state.constants} if masters else {})}
     if state.adapter is not None:
         slots[_ADAPTER] = state.adapter.weights
     tensors = {

@@ -63,9 +63,12 @@ def merge(state: State) -> State:
 
 def attach(model: PreTrainedModel, adapter: Adapter) -> None:
     """Puts the adapter into `model`, in place, and freezes everything else. Raises CheckpointError where they
-    differ."""
+    differ, BadConfiguration where the model takes none."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
+    if len(modules) > len({id(module) for module in modules}):
+        raise BadConfiguration(f"{type(model).__name__} has one layer in several places, which takes no adapter")
     settings = adapter.lora
     config = LoraConfig(
         r=settings.rank,
@@ -74,7 +77,9 @@ def attach(model: PreTrainedModel, adapter: Adapter) -> None:
         init_lora_weights=False,
     )
     with torch.random.fork_rng(devices=[]):  # peft draws numbers that are overwritten below
-        inject_adapter_in_model(config, model, adapter_name=_NAME)
+        # in a list, peft does not see that it is of transformers: of some mixtures of experts it would take the layers
+        # beside the experts, which have the same names, for the experts
+        inject_adapter_in_model(config, torch.nn.ModuleList([model]), adapter_name=_NAME)
     parameters = {file_name(name): parameter for name, parameter in model.named_parameters() if _is_ours(name)}
     if parameters.keys() != adapter.weights.keys():
         difference = sorted(parameters.keys() ^ adapter.weights.keys())

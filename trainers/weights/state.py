@@ -1,8 +1,8 @@
 """The whole state of a training run at a version: what a checkpoint holds and what a backend loads and gathers.
 
-Invariants: tensors are full (not sharded), on the CPU and fp32, under the model's parameter names, so any number of
-ranks can load them. Randomness is counter based: a step seeds itself from (seed, step, rank), so these numbers are all
-there is to keep of the RNG, whatever the number of ranks before and after.
+Invariants: tensors are full (not sharded), on the CPU and fp32, under the model's own names (not those of its files),
+so any number of ranks can load them. Randomness is counter based: a step seeds itself from (seed, step, rank), so these
+numbers are all there is to keep of the RNG, whatever the number of ranks before and after.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from millrace.trainers.weights.adapter import Adapter
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """weights[name]: the parameter; moments[slot][name]: what the optimizer keeps of it (exp_avg, exp_avg_sq).
+    """weights[name]: a parameter that learns; moments[slot][name]: what the optimizer keeps of it (exp_avg,
+    exp_avg_sq); constants[name]: what the model's files hold beside, which never changes (`conversion.py`).
 
     moments is empty before the first step. `step` counts applied optimizer steps. `assets` are the other files of the
     Hugging Face layout (config.json, tokenizer, chat template, generation config), passed on from version to version.
@@ -38,6 +39,12 @@ class State:
     critic: State | None = None
     adapter: Adapter | None = None
     source: Path | None = None
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Weights and constants: all that the model is built of."""
+        return {**self.weights, **self.constants}
 
 
 def dtype_of(assets: Mapping[str, bytes]) -> torch.dtype:

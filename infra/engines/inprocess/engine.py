@@ -29,6 +29,9 @@ from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
 
+ANY_LENGTH = 2**31
+"""context of a model whose positions have no end"""
+
 
 @dataclass(eq=False, slots=True)
 class _Request:
@@ -61,8 +64,10 @@ class InprocessEngine(Engine):
             raise EngineError("sliding-window attention is not supported in process: use vLLM for this model")
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._ends = _end_tokens(folder)
-        self.context = int(self._model.config.max_position_embeddings)
-        self._vocabulary = int(self._model.config.vocab_size)
+        config = self._model.config.get_text_config()
+        lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+        self.context = int(next(filter(None, lengths), ANY_LENGTH))
+        self._vocabulary = int(config.vocab_size)
         self._max_rows = max_rows
         self._shared = torch.Generator()
         if seed is None:
@@ -332,14 +337,21 @@ class InprocessEngine(Engine):
         self._put(tensors, f"the weights in {folder}")
 
     def _put(self, tensors: Mapping[str, torch.Tensor], source: str) -> None:
-        shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
-        new_shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        if shapes != new_shapes:
-            differences = sorted(
-                name for name in shapes.keys() | new_shapes.keys() if shapes.get(name) != new_shapes.get(name)
+        """Takes tensors by their names in files, which transformers converts to those of the model."""
+        try:
+            loaded, about = type(self._model).from_pretrained(
+                None,
+                config=self._model.config,
+                state_dict=dict(tensors),
+                dtype=torch.float32,
+                output_loading_info=True,
             )
+        except RuntimeError as error:  # shapes, and conversions that fail
+            raise EngineError(f"{source}: not of this architecture: {error}") from error
+        differences = sorted({*about["missing_keys"], *about["unexpected_keys"]})
+        if differences:
             raise EngineError(f"{source}: not of this architecture: {', '.join(differences[:3])} differ")
-        self._model.load_state_dict(tensors, strict=False)
+        self._model.load_state_dict(loaded.state_dict())
         self._batch.recompute()
 
     def _bury(self) -> None:

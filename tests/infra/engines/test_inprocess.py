@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import MiniMaxM2Config
 
 from millrace.infra.engines.base import LabelSpan, Sampling, token_versions
 from millrace.infra.engines.inprocess import engine as inprocess
@@ -17,9 +18,14 @@ from millrace.infra.engines.inprocess.batch import truncate
 from millrace.infra.engines.inprocess.engine import InprocessEngine
 from millrace.infra.errors import EngineError, EngineUnavailable
 from tests.support.engines import complete, differences, until
-from tests.support.tiny_model import write_model
+from tests.support.tiny_model import CONTEXT, EOS, VOCAB, write_model
 
 PROMPT = [22, 10, 14, 40]
+MIXTURE = MiniMaxM2Config(
+    vocab_size=VOCAB, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=CONTEXT,
+    bos_token_id=None, eos_token_id=EOS, pad_token_id=0,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -53,6 +59,16 @@ async def test_weights_of_another_shape_are_refused_and_change_nothing(
         await engine.load(write_model(tmp_path / "wide", hidden=96))
     (choice,) = await complete(engine, PROMPT, Sampling(5, ignore_eos=True))
     assert max(differences(models[0], PROMPT, choice.token_ids, choice.logprobs)) < 1e-5
+
+
+async def test_weights_under_the_names_of_files_are_the_models(tmp_path: Path) -> None:
+    """Of a mixture of experts, which files hold one by one, with a bias that is no parameter."""
+    folders = [write_model(tmp_path / str(seed), seed, config=MIXTURE) for seed in range(2)]
+    engine = InprocessEngine(folders[0])
+    await engine.load(folders[1])
+    (choice,) = await complete(engine, PROMPT, Sampling(8, ignore_eos=True, seed=0))
+    assert max(differences(folders[1], PROMPT, choice.token_ids, choice.logprobs)) < 1e-5
+    await engine.close()
 
 
 async def test_closing_fails_what_is_in_flight(models: tuple[Path, Path]) -> None:

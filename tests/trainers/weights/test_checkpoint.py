@@ -172,7 +172,7 @@ from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.state import State
 
 root, *points = sys.argv[1:]
-state = State({"w": torch.arange(1000.0)}, {"config.json": b"{}"})
+state = State({"w": torch.arange(1000.0)}, {"config.json": b'{"model_type": "qwen2"}'})
 for point in points:
     child = os.fork()
     if child == 0:
@@ -188,7 +188,7 @@ def test_killed_in_mid_save(tmp_path: Path) -> None:
     """A real SIGKILL at each point: what has a name is whole; the next save succeeds; the leftovers can be swept."""
     ran = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), *POINTS], capture_output=True, check=True)
     assert ran.stdout.split() == [str(-signal.SIGKILL).encode()] * len(POINTS)
-    state = State({"w": torch.arange(1000.0)}, {"config.json": b"{}"})
+    state = State({"w": torch.arange(1000.0)}, {"config.json": b'{"model_type": "qwen2"}'})
     for point in POINTS:
         root = tmp_path / point
         named = list(root.glob("v*"))
@@ -217,7 +217,8 @@ def test_adopting_a_sharded_tied_model(tmp_path: Path) -> None:
     names = sorted(state.weights)
     for index, chunk in enumerate((names[:5], names[5:])):
         save_file({name: state.weights[name].bfloat16() for name in chunk}, tmp_path / f"model-0000{index}.safetensors")
-    save_file({"lm_head.weight": state.weights["model.embed_tokens.weight"]}, tmp_path / "model-00002.safetensors")
+    head = state.weights["model.embed_tokens.weight"].bfloat16()
+    save_file({"lm_head.weight": head}, tmp_path / "model-00002.safetensors")
     (tmp_path / "config.json").write_bytes(state.assets["config.json"])
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -226,6 +227,9 @@ def test_adopting_a_sharded_tied_model(tmp_path: Path) -> None:
     assert adopted.assets.keys() == {"config.json", "tokenizer.json"}
     assert all(weight.dtype == torch.float32 for weight in adopted.weights.values())
     assert (adopted.step, adopted.seed, adopted.moments) == (0, 4, {})
+    save_file({"lm_head.weight": head + 1}, tmp_path / "model-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"ties lm_head\.weight .* differ: set tie_word_embeddings to false"):
+        checkpoint.adopt(tmp_path)
 
 
 def test_adopting_what_is_no_model_is_refused(tmp_path: Path) -> None:

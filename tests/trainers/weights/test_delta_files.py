@@ -14,7 +14,7 @@ from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
 from millrace.trainers.weights import checkpoint, delta_files
 from millrace.trainers.weights.state import State
 
-CONFIG = {"config.json": b'{"dtype": "bfloat16"}'}
+CONFIG = {"config.json": b'{"model_type": "qwen2", "dtype": "bfloat16"}'}
 
 
 def state(step: int) -> State:

@@ -17,7 +17,7 @@ from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import CheckpointError
 from millrace.trainers.weights import checkpoint
-from millrace.trainers.weights.hugging_face import OUTPUT, fuse_experts, untie
+from millrace.trainers.weights.hugging_face import OUTPUT, untie
 from tests.support.samples import random_samples, small_state
 
 EXPERT = "model.layers.1.mlp.experts.2.{}.weight"
@@ -116,26 +116,42 @@ def test_a_version_of_it_is_served_by_vllm(model: Qwen3MoeForCausalLM, public: P
     torch.testing.assert_close(torch.tensor(logprobs), known[range(len(tokens)), tokens], atol=1e-4, rtol=0)
 
 
-def test_what_is_together_already_and_what_is_no_expert_stay(model: Qwen3MoeForCausalLM) -> None:
-    weights = dict(model.state_dict())
-    together = fuse_experts(weights)
-    assert together.keys() == weights.keys()
-    assert all(together[name] is weights[name] for name in weights)
+def test_what_is_together_already_is_adopted_too(model: Qwen3MoeForCausalLM, public: Path, tmp_path: Path) -> None:
+    """As versions held it once."""
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((public / "config.json").read_bytes())
+    state, expected = checkpoint.adopt(tmp_path), dict(model.named_parameters())
+    assert state.weights.keys() == expected.keys()
+    assert all(torch.equal(state.weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("matrix", ["gate_proj", "down_proj"])
-def test_an_expert_that_is_missing_is_named(public: Path, matrix: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor", "reason"),
+    [
+        (
+            EXPERT.format("gate_proj"),
+            None,
+            r"layers\.1\.mlp\.experts\.gate_up_proj of Qwen3MoeForCausalLM .*Sizes of ten",
+        ),
+        (
+            EXPERT.format("down_proj"),
+            None,
+            r"layers\.1\.mlp\.experts\.down_proj .* is \(3, 64, 32\) in the files, \(4, 64, 32\)",
+        ),
+        (EXPERT.format("up_proj"), torch.zeros(1, 64), r"experts\.gate_up_proj .*equal size"),
+        ("lm_head.weight", None, r"do not fit Qwen3MoeForCausalLM \(qwen3_moe\): missing \['lm_head\.weight'\]"),
+        ("model.bias", torch.zeros(1), r"do not fit Qwen3MoeForCausalLM \(qwen3_moe\): .*unknown \['model\.bias'\]"),
+    ],
+)
+def test_what_is_missing_unknown_or_of_another_shape_is_named(
+    public: Path, tmp_path: Path, name: str, tensor: torch.Tensor | None, reason: str
+) -> None:
     weights = {name: tensor for file in public.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    del weights[EXPERT.format(matrix)]
-    with pytest.raises(CheckpointError, match=EXPERT.format(matrix).replace(".", r"\.")):
-        fuse_experts(weights)
-
-
-def test_an_expert_of_another_shape_is_named(public: Path) -> None:
-    weights = {name: tensor for file in public.glob("*.safetensors") for name, tensor in load_file(file).items()}
-    weights[EXPERT.format("up_proj")] = torch.zeros(1, 64)
-    with pytest.raises(CheckpointError, match=r"experts\.2\.up_proj\.weight is not of the shape of expert 0"):
-        fuse_experts(weights)
+    weights.pop(name, None)
+    save_file(weights | ({} if tensor is None else {name: tensor}), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((public / "config.json").read_bytes())
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoint.adopt(tmp_path)
 
 
 def test_an_untied_model_says_what_it_said() -> None:

@@ -36,6 +36,7 @@ from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
 from millrace.trainers.private_apis.deepspeed import disable_shared_memory, forget_engines, lend_world, release_groups
+from millrace.trainers.weights.model_class import context_length, vocabulary_of
 from millrace.trainers.weights.state import State
 
 
@@ -128,7 +129,7 @@ class DeepSpeedBackend(Backend):
             self._engines[CRITIC] = self._engine(state.critic)
 
     def hold(self, role: str, state: State) -> None:
-        model = build(state.assets, state.weights)
+        model = build(state.assets, state.tensors)
         torch.nn.Module.to(model, self.device)
         model.requires_grad_(False)
         model.train(False)
@@ -158,11 +159,11 @@ class DeepSpeedBackend(Backend):
 
     @property
     def vocabulary(self) -> int:
-        return int(self._learner(ACTOR).config.vocab_size)
+        return vocabulary_of(self._learner(ACTOR).config)
 
     @property
     def longest(self) -> int:
-        return int(self._learner(ACTOR).config.max_position_embeddings)
+        return context_length(self._learner(ACTOR).config)
 
     @property
     def fills_rows(self) -> bool:

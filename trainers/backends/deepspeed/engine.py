@@ -26,7 +26,7 @@ from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.backends.base import Adam, StepResult
 from millrace.trainers.backends.deepspeed.shards import WEIGHT, Shards
 from millrace.trainers.backends.group import RankGroup
-from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.build import build, narrow_tables
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.batches.packing import MicroBatch
@@ -113,11 +113,14 @@ class ZeroEngine:
     ) -> None:
         self._adam, self._zero, self._group, self._device, self._clock = adam, zero, group, device, clock
         self._deepspeed = deepspeed
-        self._model = build(state.assets, state.weights)
+        self._model = build(state.assets, state.tensors)
+        if zero.bf16:
+            narrow_tables(self._model)
         self._shapes = {name: parameter.shape for name, parameter in self._model.named_parameters()}
         self.config = self._model.config
         self._state: State | None = state
         self._assets, self._seed, self.steps = state.assets, state.seed, state.step
+        self._constants = state.constants
         self._engine: Any = None
         self._shards: Shards | None = None
 
@@ -238,4 +241,4 @@ class ZeroEngine:
         if self._group.rank != 0:
             return None
         weights = tensors.pop(WEIGHT)
-        return State(weights, self._assets, tensors, self.steps, self._seed)
+        return State(weights, self._assets, tensors, self.steps, self._seed, constants=self._constants)

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from transformers import AutoConfig
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models.build import SCALAR
 from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.weights.model_class import is_scalar
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -83,7 +83,7 @@ def architecture(assets: Mapping[str, bytes]) -> Architecture:
         if present:
             raise BadConfiguration(f"megatron has no {trait} here; {INSTEAD}")
     sparse = kind == "qwen3_moe"
-    scalar = any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
+    scalar = is_scalar(settings)
     return Architecture(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,

@@ -1,95 +1,94 @@
-"""A transformers model from a state, with packed attention. No collective, no network.
-
-A state whose config.json names a `...ForSequenceClassification` has a scalar head (`score.weight`, no bias) instead of
-a vocabulary: a critic or a reward model. Its layout is the one that servers of reward models load.
-"""
+"""A transformers model from a state, with packed attention. No collective, no network."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import transformers
-from transformers import (
-    CONFIG_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from millrace.trainers.backends.models.probe import settle
-from millrace.trainers.backends.models.rows import EAGER
+from millrace.trainers.backends.models.probe import check_stages, settle
+from millrace.trainers.backends.models.rows import EAGER, has_rows
 from millrace.trainers.backends.models.stages import ONE_STAGE, PipelineStage, cut, name_of
 from millrace.trainers.batches.attention import NAME
 from millrace.trainers.errors import CheckpointError
-from millrace.trainers.private_apis.transformers import has_class
+from millrace.trainers.weights.model_class import SCALAR, learns, make, read_config, tensors_of
 from millrace.trainers.weights.state import State
 
-log = logging.getLogger("millrace.models")
-
 HEAD, SCORE = "lm_head.weight", "score.weight"
-CAUSAL, SCALAR = "ForCausalLM", "ForSequenceClassification"
+CAUSAL = "ForCausalLM"
 
 
 def build(
     assets: Mapping[str, bytes], weights: Mapping[str, torch.Tensor], stage: PipelineStage = ONE_STAGE
 ) -> PreTrainedModel:
-    """The model that config.json describes, in fp32 with `weights`; CheckpointError where they differ. stage: the part
-    of it that is left, of the whole model's `weights`."""
+    """The model that config.json describes, in fp32, of `weights`, its constants included (`State.tensors`).
+    CheckpointError where they differ. stage: the part of it that is left, of the whole model's `weights`."""
     if "config.json" not in assets:
         raise CheckpointError("no config.json in the state; start from a directory in Hugging Face layout")
     settings = json.loads(assets["config.json"])
-    scalar = is_scalar(settings)
-    config = read_config(settings)
-    forget_dropout(config)
-    with no_init_weights():
-        model: PreTrainedModel = _scalar(config) if scalar else _causal(config)
-    model.tie_weights()
-    parameters = dict(model.named_parameters())
-    still = [name for name, parameter in parameters.items() if not parameter.requires_grad]
-    if still:
-        raise CheckpointError(
-            f"{type(model).__name__} has parameters that never learn ({', '.join(still[:3])}), which versions do not "
-            "keep: name another model"
-        )
-    missing, unknown = sorted(parameters.keys() - weights.keys()), sorted(weights.keys() - parameters.keys())
+    model = _empty(settings)
+    tensors = tensors_of(model)
+    missing, unknown = sorted(tensors.keys() - weights.keys()), sorted(weights.keys() - tensors.keys())
     if missing or unknown:
         raise CheckpointError(
             f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}; "
             "config.json and model.safetensors must be of one model"
         )
-    for name, parameter in parameters.items():
-        if parameter.shape != weights[name].shape:
+    for name, tensor in tensors.items():
+        if tensor.shape != weights[name].shape:
             raise CheckpointError(
-                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(parameter.shape)} in config.json"
+                f"{name} is {tuple(weights[name].shape)} in the weights, {tuple(tensor.shape)} in config.json"
             )
     settle(model, weights, assets["config.json"])
+    if stage.count > 1 and not has_rows(model):
+        check_stages(model, (_stage(settings, index, stage.count) for index in range(stage.count)), weights)
     cut(model, stage)
     with torch.no_grad():
-        for local_name, parameter in model.named_parameters():
-            parameter.copy_(weights[name_of(model, local_name)])
+        for local_name, tensor in tensors_of(model).items():
+            tensor.copy_(weights[name_of(model, local_name)])
     model.train(True)
     return model
 
 
-def forget_dropout(config: PretrainedConfig) -> None:
-    """Sets each probability of dropout to 0, in parts of the configuration too, and says so in the log. A ratio of
-    policies is that of the policies then: with dropout even the first one of a batch would differ from 1."""
-    rates = {name: rate for name, rate in vars(config).items() if "drop" in name and isinstance(rate, float) and rate}
-    for name in rates:
-        setattr(config, name, 0.0)
-    if rates:
-        log.info("%s trains without its dropout (%s)", config.model_type, ", ".join(sorted(rates)))
-    for part in vars(config).values():
-        if isinstance(part, PretrainedConfig):
-            forget_dropout(part)
+def _empty(settings: Mapping[str, object]) -> PreTrainedModel:
+    """The model of a config.json, its numbers not set: until they are, they take no memory."""
+    with no_init_weights():
+        try:
+            model = make(settings, NAME)
+        except KeyError:  # a class that knows its own attentions alone
+            model = make(settings, EAGER)
+    model.tie_weights()
+    _freeze(model)
+    return model
+
+
+def _stage(settings: Mapping[str, object], index: int, count: int) -> PreTrainedModel:
+    model = _empty(settings)
+    cut(model, PipelineStage(index, count))
+    return model
+
+
+def _freeze(model: PreTrainedModel) -> None:
+    """Makes buffers of the parameters that a class has frozen, so that no backend cuts, narrows or updates them."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if not learns(parameter):
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach())
+
+
+def narrow_tables(model: PreTrainedModel) -> None:
+    """For a model that computes in bf16: tables that files hold (of sines, of decays) become bf16, as hidden states
+    meet them. Vectors and numbers, such as the bias of an expert's score, stay as they are."""
+    tables = tensors_of(model).keys() - dict(model.named_parameters()).keys()
+    for name in tables:
+        table = model.get_buffer(name)
+        if table.is_floating_point() and table.numel() > max(1, *table.shape[-1:]):
+            table.data = table.data.to(torch.bfloat16)
 
 
 @contextmanager
@@ -106,60 +105,6 @@ def inference_mode(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             model.train(training)
 
 
-def is_scalar(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a model with a score in place of a vocabulary."""
-    return any(name.endswith(SCALAR) for name in settings.get("architectures") or ())
-
-
-def read_config(settings: Mapping[str, object]) -> PretrainedConfig:
-    """The configuration that a config.json describes. CheckpointError where `transformers` knows no such model."""
-    kind = settings.get("model_type")
-    rest = {name: value for name, value in settings.items() if name != "model_type"}
-    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        raise CheckpointError(
-            f"config.json names the model type {kind!r}, which transformers {transformers.__version__} does not have: "
-            "name a model without code of its own"
-        )
-    config: PretrainedConfig = AutoConfig.for_model(kind, **_numbers(rest))
-    return config
-
-
-def _numbers(value: object) -> Any:
-    """With the numbers that transformers writes as {"__float__": "Infinity"}, since JSON has none."""
-    if isinstance(value, dict):
-        if value.keys() == {"__float__"}:
-            return float(value["__float__"])
-        return {name: _numbers(item) for name, item in value.items()}
-    return [_numbers(item) for item in value] if isinstance(value, list) else value
-
-
-def _causal(config: PretrainedConfig) -> PreTrainedModel:
-    return _from_config(AutoModelForCausalLM, config, "vocabulary")
-
-
-def _from_config(auto: Any, config: PretrainedConfig, head: str) -> PreTrainedModel:
-    if not has_class(auto, config):
-        raise CheckpointError(f"transformers has no {config.model_type} with a {head}: name another model")
-    model: PreTrainedModel
-    try:
-        model = auto.from_config(config, dtype=torch.float32, attn_implementation=NAME)
-    except KeyError:  # a class that knows its own attentions alone
-        model = auto.from_config(config, dtype=torch.float32, attn_implementation=EAGER)
-    return model
-
-
-def _scalar(config: PretrainedConfig) -> PreTrainedModel:
-    """A value after every token."""
-    config.num_labels = 1
-    model = _from_config(AutoModelForTokenClassification, config, "score")
-    head = getattr(model, "score", None)
-    if not isinstance(head, torch.nn.Linear):
-        raise CheckpointError(f"{type(model).__name__} has no score head; critics and reward models need one")
-    model.score = torch.nn.Linear(head.in_features, 1, bias=False)
-    model.dropout = torch.nn.Identity()
-    return model
-
-
 def with_scalar_head(state: State) -> State:
     """A value model that starts from a policy: its layers, and a head of zeros. No moments, step 0, and
     of the policy's other files its configuration alone."""
@@ -168,15 +113,20 @@ def with_scalar_head(state: State) -> State:
     stem = names[0].removesuffix(CAUSAL) if names else settings["model_type"].capitalize()
     settings |= {"architectures": [f"{stem}{SCALAR}"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     settings["tie_word_embeddings"] = False
-    weights = {name: tensor for name, tensor in state.weights.items() if not name.startswith("lm_head.")}
+    weights, constants = (
+        {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head.")}
+        for tensors in (state.weights, state.constants)
+    )
     weights[SCORE] = torch.zeros(1, int(read_config(settings).get_text_config().hidden_size))
     assets = {"config.json": (json.dumps(settings, indent=2) + "\n").encode()}
-    return State(weights, assets, seed=state.seed)
+    return State(weights, assets, seed=state.seed, constants=constants)
 
 
 def random_state(settings: Mapping[str, object], seed: int = 0) -> State:
     """A state with random weights of the model that the settings of a config.json describe, without a tokenizer."""
     torch.manual_seed(seed)
-    model = _causal(read_config(settings))
-    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    return State(weights, {"config.json": (json.dumps(dict(settings)) + "\n").encode()}, seed=seed)
+    tensors = tensors_of(make(settings))
+    weights = {name: tensor.detach().clone() for name, tensor in tensors.items() if learns(tensor)}
+    constants = {name: tensor.detach().clone() for name, tensor in tensors.items() if not learns(tensor)}
+    assets = {"config.json": (json.dumps(dict(settings)) + "\n").encode()}
+    return State(weights, assets, seed=seed, constants=constants)

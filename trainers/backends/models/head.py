@@ -20,7 +20,10 @@ HEAD = "lm_head"
 LOGITS = 2**26
 """Logits that exist at once at most, unless one row alone has more."""
 
-RESCALING = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+RESCALING = (
+    *("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+    *("logit_scale", "logits_scaling", "lm_head_multiplier"),
+)
 """Settings of models that change logits after their head; those have it in one piece."""
 
 Of = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -33,9 +36,13 @@ Rows = Callable[[torch.Tensor], torch.Tensor]
 def rows_at_once(model: torch.nn.Module, limit: int) -> int | None:
     """Rows of a piece, or None for a model whose head must stay in one."""
     config = getattr(model, "config", None)
+    config = config.get_text_config() if config is not None else None
+    output: Callable[[], object] | None = getattr(model, "get_output_embeddings", None)
     if (
         config is None
         or not hasattr(model, HEAD)
+        or output is None
+        or output() is not model.get_submodule(HEAD)  # more than one layer makes logits
         or any(getattr(config, name, None) not in (None, 1.0) for name in RESCALING)
     ):
         return None

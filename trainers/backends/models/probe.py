@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,11 +29,13 @@ from millrace.trainers.backends.models import rows
 from millrace.trainers.backends.models.architectures import TESTED_KINDS
 from millrace.trainers.backends.models.forward import run
 from millrace.trainers.backends.models.head import instead
+from millrace.trainers.backends.models.stages import name_of
 from millrace.trainers.batches import attention
 from millrace.trainers.batches.packing import MicroBatch, pack
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.errors import BadConfiguration
-from millrace.trainers.private_apis.transformers import set_attention
+from millrace.trainers.private_apis.transformers import attention_of, set_attention
+from millrace.trainers.weights.model_class import tensors_of
 
 log = logging.getLogger("millrace.models")
 
@@ -98,6 +100,7 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
     try:
         truths = [_alone(case, batch.members) for batch in batches]
+        unpadded = [pack(batch.members[-1:]) for batch in batches]  # of which transformers makes no mask
         ahead = _looks_ahead(case, batches[0])
     except Exception as error:  # any model's own code
         raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
@@ -114,6 +117,9 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
         use(model, name)
         try:
             gap = _gap(case, batches, truths, is_packed=name == attention.NAME)
+            if name != attention.NAME:
+                ends = [truth[-batch.trainable :] for truth, batch in zip(truths, unpadded, strict=True)]
+                gap = max(gap, _gap(case, unpadded, ends, is_packed=False))
         except Exception as error:  # any model's own code: what it raises says why this way is none
             because.append(_line(error))
             continue
@@ -124,6 +130,38 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     raise BadConfiguration(
         f"{_name(model)} cannot be trained here: {'; '.join(because)}. docs/architectures.md lists the models that can"
     )
+
+
+def check_stages(model: PreTrainedModel, parts: Iterable[PreTrainedModel], weights: Mapping[str, torch.Tensor]) -> None:
+    """BadConfiguration unless pipeline stages, one after another, compute what a whole `model` does, whose way is
+    known. weights: of the whole one; the models' own are not read."""
+    batch = _batch(int(model.config.get_text_config().vocab_size), 0)
+
+    def hidden_of(part: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+        case = _Case(part, {name: weights[name_of(part, name)] for name in tensors_of(part)})
+        head = rows.head_of(case) if hasattr(part, "score") or part.get_output_embeddings() else torch.nn.Identity()
+        with instead(head, lambda hidden: hidden):
+            return run(case, batch, **inputs)
+
+    training = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            truth = hidden_of(model.train(False))
+            hidden = None
+            for part in parts:
+                use(part.train(False), attention_of(model.config))
+                hidden = hidden_of(part, **({} if hidden is None else {"inputs_embeds": hidden}))
+            gap = torch.inf if hidden is None else float((hidden - truth).norm() / truth.norm().clamp(min=1e-6))
+    except BadConfiguration:
+        raise
+    except Exception as error:  # any model's own code
+        raise BadConfiguration(f"{_name(model)} makes no pipeline stages: {_line(error)}: choose p1") from error
+    finally:
+        model.train(training)
+    if not gap <= TOLERANCE and bool(torch.isfinite(truth).all()):
+        raise BadConfiguration(
+            f"{_name(model)} in pipeline stages computes something else, off by {gap:.1e}: choose p1"
+        )
 
 
 def carries(model: PreTrainedModel) -> list[str]:

@@ -61,6 +61,8 @@ def name_of(model: PreTrainedModel, name: str) -> str:
 
 def check(config: PretrainedConfig, count: int) -> None:
     """BadConfiguration, with the reason, unless a model of `config` makes `count` stages."""
+    if config.get_text_config() is not config:
+        raise BadConfiguration(f"{config.model_type} reads more than text and makes no pipeline stages; choose p1")
     total = int(config.num_hidden_layers)
     if total < count:
         raise BadConfiguration(f"{total} layers make no {count} pipeline stages; each needs one")

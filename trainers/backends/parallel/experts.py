@@ -52,10 +52,30 @@ def check(model: PreTrainedModel, size: int) -> None:
         if count % size:
             raise BadConfiguration(f"{count} experts do not divide over e{size}; choose an e that divides them")
         more = [name for name, _ in _parameters_of(module) if name not in (UP, DOWN)]
-        if more or getattr(module, "is_transposed", False) or not callable(getattr(module, "act_fn", None)):
+        if more or not _is_plain(module):
             raise BadConfiguration(
                 f"{type(module).__name__} computes otherwise than down(act(gate) * up) without biases; choose e1"
             )
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a layer's experts compute down(act(gate) * up): tried on a few rows."""
+    up, down = module.get_parameter(UP)[:1], module.get_parameter(DOWN)[:1]
+    hidden = torch.linspace(-2, 2, 4 * up.shape[-1], device=up.device, dtype=up.dtype).view(4, -1)
+    with torch.no_grad():
+        try:
+            ours = _through(module.act_fn, hidden, up[0], down[0])
+            first, whole = torch.zeros_like(hidden[:, :1], dtype=torch.int64), torch.ones_like(hidden[:, :1])
+            theirs = module(hidden, first, whole)
+        except (AttributeError, RuntimeError, TypeError, ValueError, IndexError):
+            return False  # of another shape, or called otherwise
+    return bool((ours - theirs).norm() <= 1e-3 * theirs.norm())
+
+
+def _through(act: Any, rows: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Rows [N, H] through one expert."""
+    gate, value = F.linear(rows, up.to(rows.dtype)).chunk(2, dim=-1)
+    return F.linear(act(gate) * value, down.to(rows.dtype))
 
 
 def apply(model: PreTrainedModel, team: Team) -> None:
@@ -74,7 +94,7 @@ class Experts(nn.Module):
         self.gate_up_proj: nn.Parameter = of.gate_up_proj
         self.down_proj: nn.Parameter = of.down_proj
         self.act_fn = of.act_fn
-        self.count = int(of.num_experts)
+        self.count = team.size * int(of.gate_up_proj.shape[0])
         self.team = team
 
     def forward(self, hidden: torch.Tensor, routes: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -97,8 +117,6 @@ class Experts(nn.Module):
         experts = torch.arange(came.shape[1], device=rows.device).repeat(came.shape[0])
         by_expert = torch.argsort(experts.repeat_interleave(came.reshape(-1)), stable=True)
         parts = rows[by_expert].split([int(x) for x in came.sum(0)])
-        outputs = []
-        for part, up, down in zip(parts, self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True):
-            gate, value = F.linear(part, up.to(part.dtype)).chunk(2, dim=-1)
-            outputs.append(F.linear(self.act_fn(gate) * value, down.to(part.dtype)))
+        own = zip(parts, self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        outputs = [_through(self.act_fn, part, up, down) for part, up, down in own]
         return torch.cat(outputs)[torch.argsort(by_expert)]

@@ -5,7 +5,7 @@ vocabulary; between them each has its own positions of the row.
     norms, residuals   own positions; replicated weights, whose gradients the ranks add up
     q, k, v, gate, up  gathered row, own heads or columns (cut on dimension 0)
     o, down            own columns (cut on dimension 1); partial sums are summed and scattered over positions
-    experts, router    own positions; replicated, or spread by expert parallelism (`experts.py`)
+    experts, router    own positions; replicated (shared experts too), or spread by expert parallelism (`experts.py`)
     head               gathered row, own words; logits are joined. A scalar head sees own positions.
 
 A row's length must be a multiple of the ranks (`slices.padded`). Names of parameters and their order stay as they are.
@@ -33,7 +33,10 @@ WORDS = ("embed_tokens", "lm_head")
 def cuts(model: PreTrainedModel) -> dict[str, int]:
     """The dimension on which each parameter is cut, by name; what is not named is replicated."""
     out = {}
+    sparse = tuple(f"{at}." for at, module in model.named_modules() if at.endswith(".mlp") and _is_sparse(module))
     for name, parameter in model.named_parameters():
+        if name.startswith(sparse):
+            continue  # experts that all tokens visit too
         *path, kind = name.split(".")
         owner = path[-1] if path else ""
         if owner in COLUMNS or (owner in WORDS and kind == "weight"):
@@ -43,13 +46,17 @@ def cuts(model: PreTrainedModel) -> dict[str, int]:
     return out
 
 
+def _is_sparse(feed: nn.Module) -> bool:
+    return any(is_experts(module) for module in feed.modules())
+
+
 def check(config: PretrainedConfig, size: int) -> None:
     """BadConfiguration, with the reason, unless a model of `config` divides over `size` ranks."""
     shares = {
         "attention heads": config.num_attention_heads,
         "key-value heads": config.num_key_value_heads,
         "words of the vocabulary": config.vocab_size,
-        "columns of the feed-forward layers": config.intermediate_size,
+        "columns of the feed-forward layers": getattr(config, "intermediate_size", 0),
     }
     for part, count in shares.items():
         if count % size:
@@ -81,10 +88,9 @@ def _apply_layer(layer: nn.Module, team: Team) -> None:
     attention, feed = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     if not isinstance(attention, nn.Module) or not isinstance(feed, nn.Module):
         raise BadConfiguration(f"{type(layer).__name__} has no self_attn and mlp; choose t1 for this model")
-    sparse = any(is_experts(module) for module in feed.modules())
     parts: Mapping[nn.Module, tuple[str, ...]] = {
         attention: ("q_proj", "k_proj", "v_proj", "o_proj"),
-        **({} if sparse else {feed: ("gate_proj", "up_proj", "down_proj")}),
+        **({} if _is_sparse(feed) else {feed: ("gate_proj", "up_proj", "down_proj")}),
     }
     for module, names in parts.items():
         missing = [name for name in names if not isinstance(getattr(module, name, None), nn.Linear)]
@@ -92,6 +98,9 @@ def _apply_layer(layer: nn.Module, team: Team) -> None:
             raise BadConfiguration(f"{type(module).__name__} has no {missing[0]} to cut; choose t1 for this model")
         module.register_forward_pre_hook(_gathers(team), with_kwargs=True)
         setattr(module, names[-1], Rowwise(getattr(module, names[-1]), team))
+    for name, parameter in attention.named_parameters():
+        if name.split(".")[0] not in COLUMNS + ROWS and parameter.numel() > getattr(attention, "head_dim", 0):
+            raise BadConfiguration(f"{type(attention).__name__} has {name}, of all heads; choose t1 for this model")
 
 
 def _gathers(team: Team) -> Any:

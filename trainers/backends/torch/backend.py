@@ -34,6 +34,7 @@ from millrace.trainers.batches.attention import ways_of
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import BadConfiguration, NotFormed
 from millrace.trainers.phase_clock import Clock
+from millrace.trainers.weights.model_class import context_length, vocabulary_of
 from millrace.trainers.weights.state import State
 
 DIMENSIONS = "dtpce"
@@ -192,11 +193,11 @@ class TorchBackend(Backend):
 
     @property
     def vocabulary(self) -> int:
-        return int(self._role(ACTOR).model.config.vocab_size)
+        return vocabulary_of(self._role(ACTOR).model.config)
 
     @property
     def longest(self) -> int:
-        return int(self._role(ACTOR).model.config.max_position_embeddings)
+        return context_length(self._role(ACTOR).model.config)
 
     @property
     def fills_rows(self) -> bool:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import PreTrainedModel
 
 from millrace.trainers.backends.layout import Layout
-from millrace.trainers.backends.models.build import build
+from millrace.trainers.backends.models.build import build, narrow_tables
 from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.models.stages import PipelineStage, name_of
 from millrace.trainers.backends.parallel import experts, tensor
@@ -66,7 +66,7 @@ class ModelChunk:
 def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> ModelChunk:
     """One stage of the model of `state`. Needs no collective. BadConfiguration for an adapter in a layout that cuts
     more than the data."""
-    model = build(state.assets, state.weights, stage)
+    model = build(state.assets, state.tensors, stage)
     _check_cuts(model, place.groups.grid.layout)
     if state.adapter is not None:
         layout = place.groups.grid.layout
@@ -84,6 +84,8 @@ def make(state: State, stage: PipelineStage, place: Home, learns: bool) -> Model
     if stage.count > 1:
         at = place.groups.index(PP)
         learning = [replace(one, name=name_of(model, one.name), stage=at) for one in learning]
+    if place.compute.bf16:
+        narrow_tables(model)
     fusion = place.compute.prepare(model, _layers(model) if place.compute.fusion != "none" else (), place.device)
     masters: list[torch.Tensor] = []
     offloads = place.compute.optimizer_offload
@@ -111,6 +113,8 @@ def _check_cuts(model: PreTrainedModel, layout: Layout) -> None:
             f"{layout}: {name} computes each sample in a row of its own, which data parallelism alone can share: "
             f"choose d{layout.world}"
         )
+    if model.config.get_text_config() is not model.config:
+        raise BadConfiguration(f"{layout}: {name} reads more than text: choose data parallelism, d{layout.world}")
     if layout.t * layout.c > 1 and any(name.endswith(SINKS) for name, _ in model.named_parameters()):
         raise BadConfiguration(f"{layout}: {name} has attention sinks, which t and c do not divide: choose t1 and c1")
 
@@ -148,7 +152,7 @@ def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     layers = getattr(base, "layers", None)
     if isinstance(layers, torch.nn.ModuleList):
         return list(layers)
-    count = int(model.config.num_hidden_layers)
+    count = int(model.config.get_text_config().num_hidden_layers)
     lists = [module for module in base.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
     if not lists:
         raise BadConfiguration(f"{type(model).__name__} has no list of {count} layers to spread over ranks: train on 1")

@@ -33,6 +33,7 @@ from millrace.trainers.backends.torch.passes import Passes
 from millrace.trainers.batches.packing import MicroBatch
 from millrace.trainers.errors import NotFormed
 from millrace.trainers.phase_clock import COLLECTIVES
+from millrace.trainers.weights.model_class import vocabulary_of
 from millrace.trainers.weights.state import State
 
 
@@ -57,7 +58,7 @@ class Trainee:
         compiles = self.fusion != "none" and place.device.type == "cuda"
         self.passes = Passes(models, context, pipe, unit, place.device, place.compute, clock, compiles)
         self.steps = state.step
-        self._assets, self._seed = state.assets, state.seed
+        self._assets, self._seed, self._constants = state.assets, state.seed, state.constants
         self._adapter = state.adapter
         self._base = state.weights if state.adapter is not None and place.groups.rank == 0 else {}
         self._shards: list[torch.nn.Parameter] = []
@@ -239,7 +240,7 @@ class Trainee:
     def peak_memory(self, tokens: int, longest: int) -> int:
         """Bytes that a forward and backward pass of so many tokens takes on a GPU, gradients included, which are
         dropped. longest: tokens of a sample at most. All ranks call it."""
-        micro = probe(tokens, int(self.model.config.vocab_size), longest)
+        micro = probe(tokens, vocabulary_of(self.model.config), longest)
         torch.cuda.reset_peak_memory_stats(self._place.device)
         before = torch.cuda.memory_allocated(self._place.device)
         self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
@@ -266,5 +267,7 @@ class Trainee:
         weights = by_slot.pop("")
         if self._adapter is not None:
             adapter = replace(self._adapter, weights=weights)
-            return State(self._base, self._assets, by_slot, self.steps, self._seed, adapter=adapter)
-        return State(weights, self._assets, by_slot, self.steps, self._seed)
+            return State(
+                self._base, self._assets, by_slot, self.steps, self._seed, adapter=adapter, constants=self._constants
+            )
+        return State(weights, self._assets, by_slot, self.steps, self._seed, constants=self._constants)

@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.architectures import PAGE, row
+from benchmarks.architectures import PAGE, WAYS, row
 from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.layout import parse
 from millrace.trainers.backends.models import probe
@@ -47,7 +47,7 @@ def nothing_known() -> None:
 @pytest.mark.parametrize("kind", SEVEN)
 def test_packed_samples_have_the_numbers_that_transformers_gives_them_alone(kind: str, tmp_path: Path) -> None:
     state, batch = tiny_state(kind, tmp_path), pack(samples())
-    model = build(state.assets, state.weights).eval()
+    model = build(state.assets, state.tensors).eval()
     with torch.no_grad():
         found = ForwardPass(model, batch).tokens(1.0)[0]
     assert (found - plain_logprobs(state, batch)).abs().max() < 2e-5
@@ -55,13 +55,14 @@ def test_packed_samples_have_the_numbers_that_transformers_gives_them_alone(kind
 
 
 SET = ("llama", "mistral", "olmo", "phi", "mamba", "jamba", "falcon", "bloom", "llama4_text", "qwen3_moe")
+SET += ("gemma3", "qwen3_5", "recurrent_gemma", "roberta", "bigbird_pegasus")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*SEVEN, *SET])
 def test_each_way_of_training_is_right_or_refused_by_name(kind: str, tmp_path: Path) -> None:
     verdict = judge(kind, tmp_path)
-    said = (verdict.alone, verdict.packed, verdict.deepspeed, verdict.megatron, verdict.lora, verdict.reward)
+    said = [getattr(verdict, way) for way in WAYS]
     assert not [one for one in said if one.startswith(("WRONG", "BROKEN"))]
     assert row(kind, verdict) == page_rows()[kind]
     assert verdict.packed == SEVEN.get(kind, verdict.packed)
@@ -89,8 +90,8 @@ def test_the_page_names_every_architecture_once_and_the_list_those_that_train() 
 def test_why_a_model_gets_rows_of_their_own_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = tiny_state("lfm2", tmp_path)
     with caplog.at_level(logging.WARNING, "millrace.models"):
-        build(state.assets, state.weights)
-        build(state.assets, state.weights)
+        build(state.assets, state.tensors)
+        build(state.assets, state.tensors)
     (line,) = [line for line in logged.lines(caplog, "millrace.models") if "row of its own" in line]
     assert "Lfm2ForCausalLM (lfm2)" in line
     assert "conv" in line
@@ -115,9 +116,9 @@ def test_a_state_along_the_row_trains_as_samples_alone_do(tmp_path: Path) -> Non
 
 
 def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
-    state = tiny_state("bert", tmp_path)
+    state = tiny_state("bert", tmp_path, is_decoder=False)
     with pytest.raises(BadConfiguration, match=r"BertLMHeadModel \(bert\): its tokens see later ones"):
-        build(state.assets, state.weights)
+        build(state.assets, state.tensors)
 
 
 def test_rotary_embeddings_that_stretch_with_the_batch_are_refused(tmp_path: Path) -> None:
@@ -130,13 +131,13 @@ def test_rotary_embeddings_that_stretch_with_the_batch_are_refused(tmp_path: Pat
     rope |= {"original_max_position_embeddings": 16}
     state = tiny_state("llama", tmp_path, rope_parameters=rope)
     with pytest.raises(BadConfiguration, match=r"longrope.*max_position_embeddings = 16"):
-        build(state.assets, state.weights)
+        build(state.assets, state.tensors)
 
 
 def test_windows_wider_than_the_probe_are_tested_all_the_same(tmp_path: Path) -> None:
     """A window that is in the mask alone is not in packed rows."""
     state = tiny_state("llama4_text", tmp_path, attention_chunk_size=8)
-    model = build(state.assets, state.weights)
+    model = build(state.assets, state.tensors)
     assert probe.find(model, state.weights).attention != "millrace_packed"
     assert model.config.attention_chunk_size == 8
 
@@ -147,7 +148,7 @@ def test_a_layout_that_cuts_what_must_stay_whole_is_refused(layout: str, kind: s
 
     state = tiny_state(kind, tmp_path)
     with pytest.raises(BadConfiguration, match=rf"{layout}.*{kind}"):
-        _check_cuts(build(state.assets, state.weights), parse(layout))
+        _check_cuts(build(state.assets, state.tensors), parse(layout))
 
 
 def test_beginnings_are_not_shared_where_samples_have_rows_of_their_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ import torch
 from millrace.trainers.algorithms.base import Algorithm
 from millrace.trainers.algorithms.distill import Distill
 from millrace.trainers.algorithms.registry import policy
+from millrace.trainers.algorithms.sft import Sft
 from millrace.trainers.backends.parallel.schedules import INTERLEAVED
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.weights import checkpoint
+from tests.support.architectures import samples, tiny_state
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train, train_in_cell
@@ -58,6 +61,27 @@ def test_objectives_agree(ranks: Ranks, layout: str, algorithm: Algorithm) -> No
     for name, weight in theirs.critic.weights.items() if theirs.critic else ():
         torch.testing.assert_close(ours.critic.weights[name], weight, rtol=0, atol=5e-5)
     assert list(ours.weights) == list(theirs.weights), "in the order of the whole model"
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *((layout, "deepseek_v3") for layout in ("torch:d2", "torch:p2", "torch:c2", "torch:d2e2")),
+        ("torch:t2", "qwen2_moe"),
+    ],
+)
+def test_mixtures_agree_with_their_shared_experts_and_constants(
+    ranks: Ranks, layout: str, kind: str, tmp_path: Path
+) -> None:
+    state, data = tiny_state(kind, tmp_path), [samples(8)]
+    reports, theirs = ranks.run(train, 1, state, Sft(), data, 60)[0]
+    mine, ours = ranks.run(train_in_cell, 2, layout, {}, state, Sft(), data, 60)[0]
+    assert mine[0].metrics["loss"] == pytest.approx(reports[0].metrics["loss"], abs=1.5e-6)
+    assert mine[0].metrics["grad_norm"] == pytest.approx(reports[0].metrics["grad_norm"], rel=1.5e-6)
+    for name, weight in theirs.weights.items():
+        torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=2.3e-4)
+    assert ours.constants.keys() == state.constants.keys()
+    assert all(torch.equal(ours.constants[name], tensor) for name, tensor in state.constants.items())
 
 
 @pytest.mark.parametrize(
