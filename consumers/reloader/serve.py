@@ -66,6 +66,7 @@ async def _run(settings: Settings, url: str) -> None:
             keep=settings.policy.eta + 2,
             interrupt=settings.engine.interrupt,
             root=settings.weights,
+            kind=engine.kind,
         )
         await reloader.run(stop)
     finally:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from millrace.infra.engines.base import Engine
-from millrace.infra.errors import EngineUnavailable
+from millrace.infra.errors import ConfigError, EngineUnavailable
+from millrace.infra.workers import DRAIN, ENGINE
 from millrace.producers.gateway.calls.models import no_version
 from millrace.producers.gateway.calls.routing import EngineView, PrefixMemory, RouteWish, SpeedMeter, rank
 from millrace.schemas.ids import now_micros
@@ -23,7 +24,7 @@ from millrace.schemas.records import WorkerStatus
 
 logger = logging.getLogger(__name__)
 
-Make = Callable[[str], Engine]
+Make = Callable[..., Engine]
 GONE_STATES = ("failed", "stopped", "starting")
 HANGS = "it hangs"
 """the trouble of an engine that answers nobody"""
@@ -56,6 +57,7 @@ class EngineTarget:
     url: str
     engine: Engine
     static: bool = False
+    worker: str = ""
     incarnation: str = ""
     version: int | None = None
     expires_at: int = 0
@@ -64,6 +66,14 @@ class EngineTarget:
     """the start of it, and the version, that it was last said to serve"""
     is_gone: bool = False
     """whether the newest status says so"""
+    is_draining: bool = False
+    """whether it takes no new calls"""
+    others: int = 0
+    """calls of others than this gateway that it had at its newest status"""
+    token_s: float | None = None
+    """seconds that a call took for each token, as it said"""
+    most: int = 0
+    """calls of this gateway that it had at once since its newest status"""
     trouble: str = ""
     """why it is taken for dead whatever its status says; empty where it is not"""
     calls: set[UnderWay] = field(default_factory=set)
@@ -89,40 +99,59 @@ class EngineTarget:
         return EngineView(
             self.url,
             self.version if self.may_serve(0) else None,
-            self.running,
-            self.speed.token_s(now),
+            self.running + self.others,
+            self.speed.token_s(now) or self.token_s,
             self.prefixes.match(chain),
+            is_draining=self.is_draining,
             is_dead=self.is_away or bool(self.trouble),
         )
 
 
+def _is_open(target: EngineTarget) -> bool:
+    return target.may_serve(0) and not target.is_draining
+
+
 class Fleet:
-    """Made and used in one event loop. `make` opens the engine of a url."""
+    """Made and used in one event loop. `make` opens the engine of a url, and of a `kind` where one is announced; it
+    raises ConfigError for a url or a kind that there is not."""
 
     def __init__(self, policy: str, make: Make, urls: tuple[str, ...] = (), *, silence_s: float = SILENCE_S) -> None:
         self.policy = policy
         self._make = make
         self._silence_s = silence_s
         self.targets = {url: EngineTarget(url, make(url), static=True) for url in urls}
+        self._drains: set[tuple[str, str]] = set()
+        """starts of workers that were told to stop"""
         self._changed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     def observe(self, status: WorkerStatus) -> None:
         """A WorkerStatus of the workers topic."""
         url = (status["url"] or "").rstrip("/")
-        if status["role"] != "engine" or not url or status["policy"] not in (None, self.policy):
+        if status["role"] not in (ENGINE, DRAIN) or not url or status["policy"] not in (None, self.policy):
             return
         target = self.targets.get(url)
+        if status["role"] == DRAIN:
+            self._drains.add((status["worker"], status["incarnation"]))
+            if target is not None and (target.worker, target.incarnation) in self._drains:
+                target.is_draining = True
+            return
         if target is None:
-            if status["state"] in GONE_STATES:
+            if status["state"] in GONE_STATES or (engine := self._open(url, status.get("kind"))) is None:
                 return
-            target = self.targets[url] = EngineTarget(url, self._make(url))
+            target = self.targets[url] = EngineTarget(url, engine)
         if status["time"] < target.seen_at:
             return
         if status["incarnation"] != target.incarnation or status["version"] is None or status["state"] in GONE_STATES:
             target.version = None
         target.seen_at, target.is_gone = status["time"], status["state"] in GONE_STATES
-        target.incarnation, target.expires_at = status["incarnation"], status["expires_at"]
+        target.worker, target.incarnation = status["worker"], status["incarnation"]
+        target.expires_at = status["expires_at"]
+        target.is_draining = status.get("draining") or (target.worker, target.incarnation) in self._drains
+        target.others = max(0, (status.get("running") or 0) + (status.get("waiting") or 0) - target.most)
+        target.most = target.running
+        running, tokens_s = status.get("running"), status.get("tokens_s")
+        target.token_s = running / tokens_s if running and tokens_s else None
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
             target.engine.adapter = status.get("adapter")
@@ -132,6 +161,14 @@ class Fleet:
                 target.prefixes.clear()
         change, self._changed = self._changed, asyncio.Event()
         change.set()
+
+    def _open(self, url: str, kind: str | None) -> Engine | None:
+        """The engine of a url that was announced; None where this release cannot speak with it."""
+        try:
+            return self._make(url) if kind is None else self._make(url, kind=kind)
+        except ConfigError as error:
+            logger.warning("%s is announced, and gets no call: %s", url, error)
+            return None
 
     def doubt(self, target: EngineTarget, trouble: str = "") -> None:
         """It broke off or mislabelled its tokens: nothing said of it before counts any more. `trouble`: what more is
@@ -147,7 +184,7 @@ class Fleet:
     @property
     def versions(self) -> set[int]:
         """Those that engines serve, as far as they said so."""
-        return {t.version for t in self.targets.values() if t.version is not None and t.may_serve(0)}
+        return {t.version for t in self.targets.values() if t.version is not None and _is_open(t)}
 
     def best(self, wish: RouteWish) -> EngineTarget | None:
         """The engine that should answer a call now."""
@@ -180,6 +217,8 @@ class Fleet:
     def _excuse(self, wish: RouteWish) -> str:
         if not self.targets:
             return "no engine is known: start one, or set [gateway] engine_url"
+        if all(target.is_draining for target in self.targets.values()):
+            return "every engine was told to take no new calls: start one"
         version = wish.minimum if wish.version is None else wish.version
         standings = ", ".join(
             f"{t.url} at {'nothing' if t.version is None else t.version}" for t in self.targets.values()
@@ -192,6 +231,7 @@ class Fleet:
     def begin(self, target: EngineTarget, call: UnderWay) -> None:
         """An engine has a call from now on."""
         target.calls.add(call)
+        target.most = max(target.most, target.running)
         target.prefixes.add(call.wish.chain)
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._look_on())
