@@ -128,6 +128,7 @@ class Reloader:
         self._on_drained = on_drained
         self._drains: set[str] = set()
         """starts of the engine that were told to stop"""
+        self._leaves = False
         self._leaves_at = 0.0
         self._history = History(bus, namespace, policy, is_bounded=True)
         self._control = control
@@ -146,6 +147,10 @@ class Reloader:
     def served(self) -> int | None:
         """The version that the engine serves now, as far as is known."""
         return self._machine.served if self._machine.is_trusted else None
+
+    def leave(self) -> None:
+        """The engine is about to end: it takes no new calls from now on, as if it was told to stop."""
+        self._leaves = True
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Leaves the engine as it is, and its status to lapse: a reloader that comes back in time
@@ -202,7 +207,7 @@ class Reloader:
     async def _drain(self) -> None:
         """An engine that was told to stop has that said, and is drained once it has no calls any more."""
         status, now = self._status, time.monotonic()
-        if (self._machine.incarnation in self._drains) != status.is_draining:
+        if (self._leaves or self._machine.incarnation in self._drains) != status.is_draining:
             status.is_draining, status.is_drained = not status.is_draining, False
             self._leaves_at = now + LEAVE_S
             log.info("%s %s", self._worker, "takes no new calls" if status.is_draining else "takes calls")
