@@ -111,6 +111,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_delta": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_detection": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_durability": BENCHMARKS,
+    ".venv/bin/python -m benchmarks.bench_fleet": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_gateway_start": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_idle": BENCHMARKS,

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from millrace.infra.engines.base import Engine
 from millrace.infra.errors import ConfigError, EngineUnavailable
@@ -28,6 +29,7 @@ Make = Callable[..., Engine]
 GONE_STATES = ("failed", "stopped", "starting")
 HANGS = "it hangs"
 """the trouble of an engine that answers nobody"""
+FORGOTTEN_US = 3_600_000_000
 LOOK_S = 1.0
 """between two looks at engines with calls that wait"""
 SILENCE_S = 5.0
@@ -36,18 +38,32 @@ SILENCE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """A call that an engine has. `waits_since`: since when it waits for the engine's next word, in the event loop's
-    seconds, None while it does not; `guard`: what ends that wait."""
+    """A call that an engine has. `may_move`: whether another could take it over now; `waits_since`: since when it waits
+    for the engine's next word, in the event loop's seconds, None while it does not."""
 
     wish: RouteWish
-    may_move: bool = True
+    may_move: Callable[[], bool] = lambda: True
     waits_since: float | None = None
-    guard: asyncio.Timeout | None = None
+    _task: asyncio.Task[Any] | None = None
+    _cancels: int = 0
+    """that the task knew of before it waited"""
+    _is_broken_off: bool = False
+
+    def wait(self, now: float) -> None:
+        """The task that runs is about to wait for the engine."""
+        self._task = task = asyncio.current_task()
+        assert task is not None
+        self._cancels = task.cancelling()
+        self.waits_since = now
 
     def break_off(self) -> None:
-        """It waits no longer: a TimeoutError in its place."""
-        if self.guard is not None and self.waits_since is not None:
-            self.guard.reschedule(asyncio.get_running_loop().time())
+        """It waits no longer: a CancelledError in its place, of which `was_broken_off` says that it is this one."""
+        if self._task is not None and self.waits_since is not None and not self._is_broken_off:
+            self._is_broken_off = self._task.cancel()
+
+    def was_broken_off(self) -> bool:
+        """Whether a CancelledError, which is settled by this, came of `break_off` and of nobody else."""
+        return self._is_broken_off and self._task is not None and self._task.uncancel() <= self._cancels
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +140,7 @@ class Fleet:
         """starts of workers that were told to stop"""
         self._changed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Future[None]] = set()
 
     def observe(self, status: WorkerStatus) -> None:
         """A WorkerStatus of the workers topic."""
@@ -139,6 +156,7 @@ class Fleet:
         if target is None:
             if status["state"] in GONE_STATES or (engine := self._open(url, status.get("kind"))) is None:
                 return
+            self._forget()
             target = self.targets[url] = EngineTarget(url, engine)
         if status["time"] < target.seen_at:
             return
@@ -169,6 +187,16 @@ class Fleet:
         except ConfigError as error:
             logger.warning("%s is announced, and gets no call: %s", url, error)
             return None
+
+    def _forget(self) -> None:
+        """Those of whom nothing was heard for so long that their machines are others' by now."""
+        limit = now_micros() - FORGOTTEN_US
+        for url, target in list(self.targets.items()):
+            if not target.static and target.is_away and target.seen_at < limit and not target.calls:
+                del self.targets[url]
+                closing = asyncio.ensure_future(target.engine.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     def doubt(self, target: EngineTarget, trouble: str = "") -> None:
         """It broke off or mislabelled its tokens: nothing said of it before counts any more. `trouble`: what more is
@@ -264,7 +292,7 @@ class Fleet:
         for call in calls:
             wish = call.wish._replace(failures=(*call.wish.failures, target.url))
             other = self.best(wish)
-            if call.may_move and other is not None and not (other.is_away or other.trouble):
+            if call.may_move() and other is not None and not (other.is_away or other.trouble):
                 call.break_off()
 
     async def close(self) -> None:

@@ -52,12 +52,14 @@ class Relay:
                         yield self._place(chunk, start)
                 return
             except EngineError as error:
-                if isinstance(error, EngineRejected):
+                answer = of_engine(error)
+                if answer.status < 500 and isinstance(error, EngineRejected):
                     raise
-                if of_engine(error).status >= 500:
-                    self.fleet.doubt(self.target)
+                if answer.status >= 500:
+                    # A refusal that is not the client's fault is about our key.
+                    self.fleet.doubt(self.target, "it refuses our key" if isinstance(error, EngineRejected) else "")
                 self.wish = self.wish._replace(failures=(*self.wish.failures, self.target.url))
-                other = self.fleet.best(self.wish) if self._may_move else None
+                other = self.fleet.best(self.wish) if self._may_move() else None
                 if other is None:
                     raise
                 logger.warning("%s goes on at %s, behind %d tokens: %s", self.request_id, other.url, self._count, error)
@@ -65,7 +67,6 @@ class Relay:
             self.on_move(other)
             self._parts += 1
 
-    @property
     def _may_move(self) -> bool:
         if not self._count:
             return True
@@ -81,28 +82,25 @@ class Relay:
             seed = None if sampling.seed is None else seed_after(sampling.seed, len(ids))
             sampling = replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed)
             prompt = [*prompt, *ids]
-        loop, call = asyncio.get_running_loop(), UnderWay(self.wish)
+        loop, call = asyncio.get_running_loop(), UnderWay(self.wish, self._may_move)
         began, before = loop.time(), self._count
         self.fleet.begin(target, call)
         try:
             generator = target.engine.generate(prompt, sampling, request_id=request_id, stream=stream)
             async with aclosing(generator) as chunks:
-                while True:
-                    call.may_move, call.waits_since = self._may_move, loop.time()
-                    try:
-                        async with asyncio.timeout(None) as call.guard:
-                            chunk = await anext(chunks, None)
-                    except TimeoutError as error:
-                        raise EngineTimeout(f"{target.url} hangs") from error
-                    finally:
-                        call.waits_since = None
-                    if chunk is None:
-                        return
+                call.wait(began)
+                async for chunk in chunks:
+                    call.waits_since = None
                     self._check(chunk)
                     self._count += len(chunk.token_ids)
-                    if self.sampling.n == 1:
-                        ids.extend(chunk.token_ids)
+                    if sampling.n == 1:
+                        ids += chunk.token_ids
                     yield chunk
+                    call.wait(loop.time())
+        except asyncio.CancelledError as error:
+            if call.was_broken_off():
+                raise EngineTimeout(f"{target.url} hangs") from error
+            raise
         finally:
             self.fleet.end(target, call, loop.time() - began, self._count - before)
 

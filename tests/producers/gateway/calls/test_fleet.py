@@ -9,6 +9,7 @@ import pytest
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.errors import ConfigError, EngineUnavailable
 from millrace.infra.workers import drain_request
+from millrace.producers.gateway.calls import fleet as fleets
 from millrace.producers.gateway.calls.fleet import Fleet, UnderWay
 from millrace.producers.gateway.calls.routing import RouteWish
 from millrace.schemas import codec
@@ -106,6 +107,20 @@ async def test_one_that_was_told_to_stop_gets_no_call(by: str) -> None:
     assert fleet.versions == {1}
     say(fleet, 1, ONE, incarnation="another start")
     assert best(fleet, RouteWish(former=ONE)) == ONE
+
+
+async def test_engines_that_left_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = pair()
+    say(fleet, 1, ONE, state="stopped")
+    monkeypatch.setattr(fleets, "FORGOTTEN_US", -1)
+    call = UnderWay(ANY)
+    fleet.begin(fleet.targets[ONE], call)
+    say(fleet, 1, "http://three.test")
+    assert set(fleet.targets) == {ONE, TWO, "http://three.test"}, "it has a call"
+    fleet.end(fleet.targets[ONE], call, 1.0, 1)
+    say(fleet, 1, "http://four.test")
+    assert set(fleet.targets) == {TWO, "http://three.test", "http://four.test"}
+    await fleet.close()
 
 
 async def test_where_all_were_told_to_stop_that_is_said() -> None:

@@ -128,6 +128,15 @@ async def test_a_refusal_and_the_failure_of_the_last_engine_are_told() -> None:
     await pair.fleet.close()
 
 
+async def test_an_engine_with_another_key_holds_nobody_up() -> None:
+    pair = Pair()
+    pair.first.error = EngineRejected("unauthorized", 401)
+    assert ids_of(await read(pair.relay())) == REPLY
+    pair.fleet.observe(status(3, url=ONE))  # type: ignore[arg-type]
+    assert pair.fleet.best(RouteWish(former=ONE)) is pair.fleet.targets[TWO]
+    await pair.fleet.close()
+
+
 async def test_a_grant_goes_on_only_at_a_version_that_fits() -> None:
     pair = Pair()
     pair.fleet.observe(status(2, url=TWO))  # type: ignore[arg-type]
