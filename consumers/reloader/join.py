@@ -43,7 +43,7 @@ async def _run(settings: Settings, command: Sequence[str]) -> None:
     stop, over = stop_event(), asyncio.Event()
     child = EngineChild(command)
     async with reloader_of(
-        settings, settings.engine.url, is_here=True, restart=child.end, on_drained=over.set
+        settings, settings.engine.url, is_here=True, restart=child.end, on_drain=over.set
     ) as reloader:
         tasks = [
             asyncio.create_task(work) for work in (child.run(over), reloader.run(over), _leave(stop, reloader, over))

@@ -67,7 +67,7 @@ async def reloader_of(
     *,
     is_here: bool,
     restart: Restart | None,
-    on_drained: Callable[[], None] | None = None,
+    on_drain: Callable[[], None] | None = None,
 ) -> AsyncIterator[Reloader]:
     """The reloader of the engine at `url`, with a connection to both. `is_here`: the engine runs on this machine."""
     engine = settings.engine
@@ -86,7 +86,7 @@ async def reloader_of(
                 interrupt=engine.interrupt,
                 root=settings.weights,
                 kind=engine.kind,
-                on_drained=on_drained,
+                on_drain=on_drain,
             )
         finally:
             await control.close()

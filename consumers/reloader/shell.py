@@ -106,7 +106,7 @@ class Reloader:
     (None: there is nobody here to do so, and the engine stays paused); `transport`: how weights reach the engine (None:
     from their own directories); `keep`: adapters that requests may need; `interrupt`: what becomes of requests
     under way while weights change; `root`: where versions lie whose recorded path is not there; `kind`: what kind of
-    engine it is; `on_drained`: called once the engine was told to stop and has no calls any more."""
+    engine it is; `on_drain`: called once the engine was told to stop and has no calls any more."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class Reloader:
         interrupt: PauseMode = "keep",
         root: str | None = None,
         kind: str | None = None,
-        on_drained: Callable[[], None] | None = None,
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
         self._root = root
-        self._on_drained = on_drained
+        self._on_drain = on_drain
         self._drains: set[str] = set()
         """starts of the engine that were told to stop"""
         self._leaves = False
@@ -218,8 +218,8 @@ class Reloader:
                 status.is_drained = True
                 log.info("%s is drained", self._worker)
                 await status.renew()
-                if self._on_drained is not None:
-                    self._on_drained()
+                if self._on_drain is not None:
+                    self._on_drain()
 
     async def _look(self) -> None:
         try:

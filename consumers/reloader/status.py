@@ -28,7 +28,7 @@ UNSEEN = "unseen"
 """the incarnation of an engine that has not answered this reloader yet"""
 ADAPTER = "adapter"
 """mode of a version that is an adapter"""
-DRAINED = "drained: it has no calls any more; its next start takes calls again"
+DRAIN_NOTE = "drained: it has no calls any more; its next start takes calls again"
 TTL_S = 6.0
 BEAT_S = 2.0
 ACKNOWLEDGE_S = 2.0
@@ -63,7 +63,7 @@ class Status:
         """Say how the engine stands between loads."""
         machine = self._machine
         if self.is_drained:
-            await self.say("stopped", DRAINED)
+            await self.say("stopped", DRAIN_NOTE)
         elif machine.is_condemned or machine.failures:
             await self.say("failed")
         elif machine.is_trusted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 from urllib.parse import urlsplit
 
@@ -33,3 +34,12 @@ def open_engine(
     except KeyError:
         raise ConfigError(f"{url} is an engine of kind {kind!r}: this release speaks with {', '.join(KINDS)}") from None
     return ResubmittingEngine(engine) if resubmits else engine
+
+
+def engine_opener(usual_kind: KindName, *, resubmits: bool, key: Key) -> Callable[..., Engine]:
+    """`open_engine` of a url, and of a `kind` where that is another than the usual one."""
+
+    def make(url: str, kind: str = usual_kind, absent_patience_s: float | None = None) -> Engine:
+        return open_engine(kind, url, resubmits=resubmits, key=key, absent_patience_s=absent_patience_s)
+
+    return make

@@ -84,7 +84,7 @@ class EngineTarget:
     """whether the newest status says so"""
     is_draining: bool = False
     """whether it takes no new calls"""
-    others: int = 0
+    other_calls: int = 0
     """calls of others than this gateway that it had at its newest status"""
     token_s: float | None = None
     """seconds that a call took for each token, as it said"""
@@ -115,7 +115,7 @@ class EngineTarget:
         return EngineView(
             self.url,
             self.version if self.may_serve(0) else None,
-            self.running + self.others,
+            self.running + self.other_calls,
             self.speed.token_s(now) or self.token_s,
             self.prefixes.match(chain),
             is_draining=self.is_draining,
@@ -166,7 +166,7 @@ class Fleet:
         target.worker, target.incarnation = status["worker"], status["incarnation"]
         target.expires_at = status["expires_at"]
         target.is_draining = status.get("draining") or (target.worker, target.incarnation) in self._drains
-        target.others = max(0, (status.get("running") or 0) + (status.get("waiting") or 0) - target.most)
+        target.other_calls = max(0, (status.get("running") or 0) + (status.get("waiting") or 0) - target.most)
         target.most = target.running
         running, tokens_s = status.get("running"), status.get("tokens_s")
         target.token_s = running / tokens_s if running and tokens_s else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.consumers.reloader import shell
-from millrace.consumers.reloader.status import DRAINED
+from millrace.consumers.reloader.status import DRAIN_NOTE
 from millrace.infra.engines.control import EngineLoad
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.workers import drain_request
@@ -55,7 +55,7 @@ async def test_an_engine_that_is_told_to_stop_is_drained_once_it_has_no_calls(
     drained: list[bool] = []
     announce(bus, weight_event(0, folders[0]))
     scripted.occupied = EngineLoad(1, 0)
-    async with start(scripted, on_drained=lambda: drained.append(True)) as reloader:
+    async with start(scripted, on_drain=lambda: drained.append(True)) as reloader:
         await until(lambda: reloader.served == 0 and said(bus)[-1]["state"] == "serving")
         tell_to_stop(bus, worker="engine-1")
         tell_to_stop(bus, policy="another")
@@ -71,7 +71,7 @@ async def test_an_engine_that_is_told_to_stop_is_drained_once_it_has_no_calls(
         scripted.occupied = EngineLoad(0, 0)
         await until(lambda: drained)
         await until(lambda: said(bus)[-1]["state"] == "stopped")
-        assert said(bus)[-1]["error"] == DRAINED
+        assert said(bus)[-1]["error"] == DRAIN_NOTE
         assert KEY in {record.key for record in bus.read(WORKERS, 0)}
         scripted.restart()  # another start of it takes calls again, and nothing of the former stays
         await until(lambda: said(bus)[-1]["state"] == "serving")

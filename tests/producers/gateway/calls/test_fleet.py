@@ -70,13 +70,13 @@ async def test_the_load_that_others_bring_counts() -> None:
     for call in calls:
         fleet.begin(fleet.targets[TWO], call)
     say(fleet, 1, TWO, running=9)
-    assert (fleet.targets[TWO].others, fleet.targets[TWO].running) == (0, 9)
+    assert (fleet.targets[TWO].other_calls, fleet.targets[TWO].running) == (0, 9)
     for call in calls:
         fleet.end(fleet.targets[TWO], call, 1.0, 10)
     say(fleet, 1, TWO, running=9)
-    assert fleet.targets[TWO].others == 0, "they were under way when it looked"
+    assert fleet.targets[TWO].other_calls == 0, "they were under way when it looked"
     say(fleet, 1, TWO, running=9)
-    assert fleet.targets[TWO].others == 9
+    assert fleet.targets[TWO].other_calls == 9
     await fleet.close()
 
 
