@@ -93,6 +93,8 @@ async def _acknowledge_nothing() -> None:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+MEASURE_S = 1.0
+"""how long an engine may take to say what it has to do"""
 LEAVE_S = 4.0
 """after which every gateway that hears the log knows that an engine takes no new calls"""
 
@@ -199,9 +201,10 @@ class Reloader:
     async def _measure(self) -> None:
         """What the engine has to do; nobody serves worse where it does not say."""
         try:
-            self._status.load = await self._control.occupancy()
-        except EngineError as error:
-            log.warning("%s does not say what it has to do: %s", self._worker, error)
+            async with asyncio.timeout(MEASURE_S):
+                self._status.load = await self._control.occupancy()
+        except (EngineError, TimeoutError) as error:
+            log.warning("%s does not say what it has to do: %s", self._worker, error or "it takes too long")
             self._status.load = None
 
     async def _drain(self) -> None:

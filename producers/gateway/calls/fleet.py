@@ -169,7 +169,7 @@ class Fleet:
         target.other_calls = max(0, (status.get("running") or 0) + (status.get("waiting") or 0) - target.most)
         target.most = target.running
         running, tokens_s = status.get("running"), status.get("tokens_s")
-        target.token_s = running / tokens_s if running and tokens_s else None
+        target.token_s = running / tokens_s if running and tokens_s else None  # the router passes over nonsense
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
             target.engine.adapter = status.get("adapter")

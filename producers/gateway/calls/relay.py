@@ -50,6 +50,7 @@ class Relay:
                 async with aclosing(self._part(stream=stream)) as chunks:
                     async for chunk in chunks:
                         yield self._place(chunk, start)
+                self.target.trouble = ""  # whatever it was: it answered this call
                 return
             except EngineError as error:
                 answer = of_engine(error)

@@ -33,6 +33,8 @@ OVER = 1.5
 """times its share of all calls that an engine may have for its cache's sake"""
 FEW = 4
 """calls that are never too many for an engine"""
+LEAST_S, MOST_S = 1e-7, 1e4
+"""seconds a token that an engine may take"""
 FORGETS = 0.9
 """what remains of earlier calls in a measure at each new one"""
 FRESH_S = 30.0
@@ -104,10 +106,11 @@ def _fit(engines: Iterable[EngineView], wish: RouteWish) -> list[EngineView]:
 
 
 def _times(fit: Sequence[EngineView]) -> list[float]:
-    """Seconds a token of each; that of the median for one that nobody measured."""
-    measures = [engine.token_s for engine in fit if engine.token_s]
+    """Seconds a token of each; that of the median for one that nobody measured, or of which nonsense was said."""
+    times = [time if (time := engine.token_s) and LEAST_S <= time <= MOST_S else None for engine in fit]
+    measures = [time for time in times if time is not None]
     usual = statistics.median(measures) if measures else 1.0
-    return [engine.token_s or usual for engine in fit]
+    return [usual if time is None else time for time in times]
 
 
 def chain_of(prompt: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.infra.engines.kinds import open_engine
+from millrace.infra.engines.kinds import engine_opener
 from millrace.infra.errors import ConfigError, EngineUnavailable
 from millrace.infra.workers import drain_request
 from millrace.producers.gateway.calls import fleet as fleets
@@ -48,8 +48,10 @@ async def test_engines_of_several_kinds_are_known_at_once() -> None:
 
 
 def test_a_kind_that_there_is_not_is_refused_by_name() -> None:
+    make = engine_opener("inprocess", resubmits=False, key="")
     with pytest.raises(ConfigError, match=r"of kind 'abacus': this release speaks with .*inprocess"):
-        open_engine("abacus", ONE, resubmits=False)
+        make(ONE, kind="abacus")
+    assert make(ONE).kind == make(ONE, kind="vllm").kind
 
 
 def pair() -> Fleet:

@@ -25,7 +25,7 @@ VIEWS = st.lists(
         st.sampled_from("abcdefgh"),
         st.none() | st.integers(0, 4),
         st.integers(0, 200),
-        st.none() | st.floats(1e-4, 10),
+        st.none() | st.floats(1e-4, 10) | st.floats(),
         st.integers(0, 8),
         st.booleans(),
         st.booleans(),
