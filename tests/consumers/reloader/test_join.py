@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -19,6 +20,7 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
+from millrace.infra.log.topics import TopicSizes
 from millrace.infra.process.net import free_ports
 from millrace.schemas import codec
 from millrace.schemas.records import WorkerStatus
@@ -29,6 +31,22 @@ from tests.support.learners import ROOT
 NAMESPACE = "joined"
 RUN = (sys.executable, "-P", "-m", "millrace.apps.cli.main")
 WAITS = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
+
+
+def environment_of(broker: str, namespace: str, home: Path, url: str, **more: str) -> dict[str, str]:
+    """The settings of a process of this namespace, as its environment."""
+    settings = {
+        "NAMESPACE": namespace,
+        "HOME": str(home),
+        "KAFKA__BOOTSTRAP": broker,
+        "KAFKA__LOCAL": "false",
+        "POLICY__NAME": POLICY,
+        "ENGINE__KIND": "inprocess",
+        "ENGINE__URL": url,
+        **more,
+    }
+    variables = {f"MILLRACE_{name}": value for name, value in settings.items()}
+    return {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
 
 
 async def test_an_engine_that_ends_is_started_again_and_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,17 +91,7 @@ async def test_it_joins_by_the_log_alone_and_leaves_without_losing_a_call(
     namespace = f"{NAMESPACE}-{end.lower()}"
     weights, workers = f"{namespace}.{POLICY}.weights", f"{namespace}.workers"
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
-    settings = {
-        "NAMESPACE": namespace,
-        "HOME": str(tmp_path / "home"),
-        "KAFKA__BOOTSTRAP": broker,
-        "KAFKA__LOCAL": "false",
-        "POLICY__NAME": POLICY,
-        "ENGINE__KIND": "inprocess",
-        "ENGINE__URL": url,
-    }
-    variables = {f"MILLRACE_{name}": value for name, value in settings.items()}
-    environment = {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
+    environment = environment_of(broker, namespace, tmp_path / "home", url)
     with KafkaBus(broker) as bus:
         bus.ensure_topics([TopicSpec(weights, 1), TopicSpec(workers, 1, {"cleanup.policy": "compact"})])
         announce(bus, weight_event(0, folders[0]), weights)
@@ -124,3 +132,75 @@ async def test_it_joins_by_the_log_alone_and_leaves_without_losing_a_call(
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+async def test_a_gateway_finds_engines_by_the_log_and_a_drain_fails_no_call(
+    broker: str, folders: list[Path], tmp_path: Path
+) -> None:
+    namespace, home = f"{NAMESPACE}-gateway", tmp_path / "home"
+    ports = free_ports(4)
+    nobody, *urls = (f"http://127.0.0.1:{port}" for port in ports[:3])
+    gateway = f"http://127.0.0.1:{ports[3]}"
+    commands = [([*RUN, "engine", "join"], url, {}) for url in urls]
+    commands.append(([*RUN, "gateway"], nobody, {"GATEWAY__PORT": str(ports[3])}))
+    processes = []
+    statuses: list[int] = []
+    over = asyncio.Event()
+
+    async def call_on(http: httpx.AsyncClient, number: int) -> None:
+        count = 0
+        while not over.is_set():
+            count += 1
+            messages = [{"role": "user", "content": f"{number} + {count} ="}]
+            body = {"model": POLICY, "messages": messages, "max_tokens": 30, "stream": count % 2 == 0}
+            answer = await http.post(f"{gateway}/v1/chat/completions", json=body)
+            statuses.append(answer.status_code if "error" not in answer.text else 0)
+
+    with KafkaBus(broker) as bus:
+        bus.ensure_topics(TopicSizes(namespace, POLICY).specs())
+        announce(bus, weight_event(0, folders[0]), f"{namespace}.{POLICY}.weights")
+    try:
+        for at, (command, url, more) in enumerate(commands):
+            with (tmp_path / f"{at}.log").open("wb") as log:
+                environment = environment_of(broker, namespace, home, url, **more)
+                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        async with httpx.AsyncClient(timeout=120) as http:
+
+            async def standing() -> dict[str, Any]:
+                try:
+                    answer = (await http.get(f"{gateway}/health", headers={"authorization": "Bearer x"})).json()
+                except httpx.TransportError:
+                    return {}
+                return dict(answer.get("engines", {}))
+
+            async def are_served() -> bool:
+                engines = await standing()
+                return all(engines.get(url, {}).get("version") == 0 for url in urls)
+
+            await until(are_served)
+            calls = [asyncio.create_task(call_on(http, number)) for number in range(8)]
+
+            async def both_work() -> bool:
+                engines = await standing()
+                return all(engines[url]["running"] for url in urls)
+
+            await until(both_work)
+            environment = environment_of(broker, namespace, home, nobody)
+            telling = await asyncio.create_subprocess_exec(*RUN, "drain", urls[0], "--wait", env=environment)
+            assert await asyncio.wait_for(telling.wait(), 200) == 0
+            await until(lambda: processes[0].poll() is not None)
+            count = len(statuses)
+            await until(lambda: len(statuses) > count + 8)
+            over.set()
+            await asyncio.gather(*calls)
+            assert set(statuses) == {200}
+            engines = await standing()
+            assert engines[urls[0]]["draining"] is True
+            assert processes[0].returncode == 0
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(60)
