@@ -233,17 +233,25 @@ def silent_workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramStat
 
 def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> RowTable:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
-    table = RowTable("worker", "state", "version", "load", "host", "pid", "url", box=None, pad_edge=False)
+    table = RowTable("worker", "role", "state", "version", "load", "host", "pid", "url", box=None, pad_edge=False)
     silences = silent_workers(watch, now, states)
     for name, one in sorted(watch.workers.items()):
         if name in silences:
             word = Text(f"silent for {silences[name]:.0f} s: it runs, and the log has no word of it", "bold red")
-            table.add_row(name, word, "", "", one["host"], str(one["pid"]), one["url"] or "")
+            table.add_row(name, _role(one), word, "", "", one["host"], str(one["pid"]), one["url"] or "")
         if one["expires_at"] > now:
             version = "" if one["version"] is None else str(one["version"])
             says = f"{one['state']}: {one['error']}" if one["error"] else str(one["state"])
-            table.add_row(name, Text(says), version, _load(one), one["host"], str(one["pid"]), one["url"] or "")
+            table.add_row(
+                name, _role(one), Text(says), version, _load(one), one["host"], str(one["pid"]), one["url"] or ""
+            )
     return table
+
+
+def _role(status: WorkerStatus) -> str:
+    """What a worker does, and what kind of engine it is."""
+    kind = status.get("kind")
+    return f"{status['role']} ({kind})" if kind else status["role"]
 
 
 def _load(status: WorkerStatus) -> str:

@@ -64,6 +64,8 @@ class EngineCall(Call):
     process: int = 0
     """the index of the process that serves it, among those of its gateway"""
     choices: list[Choice] = field(default_factory=list)
+    _lost_labels: bool = False
+    """whether an engine failed behind tokens whose versions it had not told"""
     _turn_tokens: int = 0
     """tokens that were handled since others had their turn"""
     _writer: ReplyStream | None = None
@@ -199,8 +201,9 @@ class EngineCall(Call):
                 self.session.lineages_of(self.policy).withdraw(self.plan)
 
     def _move(self, target: EngineTarget) -> None:
-        """Another engine goes on with it."""
+        """Another engine goes on with it, which has no part in what the first one leaves without labels."""
         self.target = target
+        self._lost_labels = self._lost_labels or any(choice.ids for choice in self.choices)
         self.session.engines[self.policy] = target.url
 
     def _take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
@@ -379,7 +382,8 @@ class EngineCall(Call):
         self.session.forget()
 
     def distrust(self) -> None:
-        self.served_policy.fleet.doubt(self.target)
+        if not self._lost_labels:
+            self.served_policy.fleet.doubt(self.target)
 
     def note(self, choice: ChoiceReply, at: int) -> None:
         _calls.add(1, finish=choice.finish)

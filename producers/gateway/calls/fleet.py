@@ -138,6 +138,8 @@ class Fleet:
         self.targets = {url: EngineTarget(url, make(url), static=True) for url in urls}
         self._drains: set[tuple[str, str]] = set()
         """starts of workers that were told to stop"""
+        self._strangers: set[str] = set()
+        """urls of engines that this release cannot speak with"""
         self._changed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Future[None]] = set()
@@ -185,7 +187,9 @@ class Fleet:
         try:
             return self._make(url) if kind is None else self._make(url, kind=kind)
         except ConfigError as error:
-            logger.warning("%s is announced, and gets no call: %s", url, error)
+            if url not in self._strangers:  # it announces itself every other second
+                self._strangers.add(url)
+                logger.warning("%s is announced, and gets no call: %s", url, error)
             return None
 
     def _forget(self) -> None:

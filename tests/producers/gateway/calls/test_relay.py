@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.infra.engines.base import Chunk, Sampling, token_versions
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
 from millrace.producers.gateway.calls import fleet as fleets
 from millrace.producers.gateway.calls.fleet import HANGS, EngineTarget, Fleet
 from millrace.producers.gateway.calls.relay import Relay
 from millrace.producers.gateway.calls.routing import RouteWish
-from tests.support.gateway_world import ScriptedEngine, status
+from millrace.schemas.arrays import unpack
+from tests.support.gateway_world import ScriptedEngine, status, world
 
 ONE, TWO = "http://one.test", "http://two.test"
 PROMPT = [1, 2, 3]
@@ -245,3 +248,36 @@ async def test_errors_of_the_engine_are_those_of_the_call() -> None:
     with pytest.raises(EngineError, match="it failed"):
         await read(pair.relay())
     await pair.fleet.close()
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "plain"])
+async def test_a_granted_call_goes_on_and_trains_where_all_its_versions_are_known(
+    tmp_path: Path, renderer: TemplateRenderer, streamed: bool
+) -> None:
+    said = renderer.tokenizer.encode("The answer is 42, as it always was.<|im_end|>")
+    start = len(renderer.render([{"role": "user", "content": "hi"}], None, {}))
+    engines = {url: ScriptedEngine(lambda prompt, *_: said[len(prompt) - start :]) for url in (ONE, TWO)}
+    async with world(tmp_path, renderer, engines, patience_s=0.2) as w:
+        for url, version in ((ONE, 3), (TWO, 4)):
+            engines[url].label = f"policy@{version}"
+            w.acknowledge(version, url=url)
+        session = await w.start(ticket=1, min_version=3)
+        fleet = w.gateway.engines.of("policy").fleet
+        first, second = fleet.targets[ONE], fleet.targets[TWO]
+        w.gateway.sessions.live[session["session"]].engines["policy"] = ONE
+        engines[ONE].error, engines[ONE].break_after = EngineUnavailable("killed"), 5
+        answer = await w.chat([{"role": "user", "content": "hi"}], session["api_key"], stream=streamed)
+        assert answer.status_code == 200
+        (call,) = w.calls()
+        assert call["response"].decode().count("The answer is 42, as it always was.") == 1
+        assert unpack(call["output_ids"]).tolist() == said
+        assert unpack(call["output_versions"]).tolist() == [-1] * 5 * streamed + [4] * (len(said) - 5 * streamed)
+        assert (call["trainable"], call["untrainable_reason"]) == (
+            (False, "unknown_version") if streamed else (True, None)
+        )
+        assert call["engine_version"] == TWO
+        assert (first.version, second.version) == (None, 4), "only who failed is doubted"
+        engines[ONE].error = None
+        assert (await w.chat([{"role": "user", "content": "hi"}], session["api_key"])).status_code == 200
+        assert w.calls()[-1]["engine_version"] == TWO, "the session stays where it went"
+        await fleet.close()
