@@ -70,13 +70,18 @@ def engines(history: History) -> list[WorkerStatus]:
 
 
 def find_engine(statuses: list[WorkerStatus], name: str, policy: str) -> WorkerStatus:
-    """The engine of this name or url, of those whose word holds. Raises LookError."""
-    alive = [one for one in statuses if one["expires_at"] > now_micros()]
+    """The engine of this name or url, of those that serve or drain and whose word holds. Raises LookError."""
+    now = now_micros()
+    alive = [
+        one
+        for one in statuses
+        if one["expires_at"] > now and (one["draining"] or one["state"] not in ("starting", "stopped"))
+    ]
     for one in alive:
         if name in (one["worker"], one["url"]) or name.rstrip("/") == (one["url"] or "").rstrip("/"):
             return one
     names = ", ".join(sorted(one["worker"] for one in alive)) or "none"
-    raise LookError(f"no engine {name} of policy {policy} announces itself now; there are: {names}")
+    raise LookError(f"no engine {name} of policy {policy} serves now; those that do: {names}")
 
 
 def _wait(history: History, engine: WorkerStatus) -> None:
