@@ -1082,6 +1082,18 @@ class WorkerStatus(TypedDict):
     """micros"""
     adapter: str | None
     """engines: the name that requests for this version give; null: it is the engine's own weights"""
+    kind: str | None
+    """engines: what kind of engine, as [engine] kind has it"""
+    running: int | None
+    """engines: requests that it samples"""
+    waiting: int | None
+    """engines: requests that wait in it"""
+    free_cache: float | None
+    """engines: share of its key-value cache that is free, 0 to 1"""
+    tokens_s: float | None
+    """engines: tokens a second that it sampled of late"""
+    draining: bool
+    """engines: takes no new call; role drain: somebody asks this incarnation for that"""
 
 
 Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
@@ -1695,13 +1707,19 @@ class Fields(Generic[T]):
     def __getitem__(self: Fields[WorkerStatus], field: Literal["state"]) -> WorkerState: ...
 
     @overload
-    def __getitem__(self: Fields[WorkerStatus], field: Literal["policy", "label", "url", "error", "adapter"]) -> str | None: ...
+    def __getitem__(self: Fields[WorkerStatus], field: Literal["policy", "label", "url", "error", "adapter", "kind"]) -> str | None: ...
 
     @overload
-    def __getitem__(self: Fields[WorkerStatus], field: Literal["version"]) -> int | None: ...
+    def __getitem__(self: Fields[WorkerStatus], field: Literal["version", "running", "waiting"]) -> int | None: ...
 
     @overload
     def __getitem__(self: Fields[WorkerStatus], field: Literal["pid", "expires_at", "time"]) -> int: ...
+
+    @overload
+    def __getitem__(self: Fields[WorkerStatus], field: Literal["free_cache", "tokens_s"]) -> float | None: ...
+
+    @overload
+    def __getitem__(self: Fields[WorkerStatus], field: Literal["draining"]) -> bool: ...
 
     def __getitem__(self, field: str) -> object:
         record: Any = self.record

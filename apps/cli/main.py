@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "up": (RUN, "deploy:up"),
     "down": (RUN, "deploy:down"),
     "status": (RUN, "deploy:status"),
+    "drain": (RUN, "engines:drain"),
     "logs": (RUN, "logs:logs"),
     "topics": (RUN, "setup:topics"),
     "sweep": (RUN, "setup:sweep"),

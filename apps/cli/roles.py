@@ -110,14 +110,19 @@ ROLES = (
     Role(
         "engine",
         "Run one local inference engine on the newest version.",
-        "Settings: [engine]. It listens where [engine] url says; a `reload` belongs beside it.",
+        "Settings: [engine]. It listens where [engine] url says; a `reload` belongs beside it, which `engine join` "
+        "brings.",
         "millrace.infra.machine.local:run_engine",
     ),
 )
 
 
 NAMES = tuple(role.name for role in ROLES)
-GROUPS = {"archive": "millrace.apps.cli.archive:COMMANDS", "warehouse": "millrace.apps.cli.warehouse:COMMANDS"}
+GROUPS = {
+    "archive": "millrace.apps.cli.archive:COMMANDS",
+    "warehouse": "millrace.apps.cli.warehouse:COMMANDS",
+    "engine": "millrace.apps.cli.engines:COMMANDS",
+}
 """roles whose commands have commands of their own"""
 SERVING = ("gateway", "otlp", "warehouse")
 """roles that answer over HTTP"""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from millrace.consumers.reloader.broadcast import FromLearner
-from millrace.consumers.reloader.shell import Reloader
+from millrace.consumers.reloader.shell import Reloader, Restart
 from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
@@ -51,26 +53,43 @@ def cache_of(settings: Settings, url: str) -> Path | None:
 
 async def _run(settings: Settings, url: str) -> None:
     stop = stop_event()
-    bus = connect(settings)
+    is_here = settings.engine.local
+    async with reloader_of(
+        settings, url, is_here=is_here, restart=partial(end_engine, url) if is_here else None
+    ) as one:
+        await one.run(stop)
+
+
+@asynccontextmanager
+async def reloader_of(
+    settings: Settings,
+    url: str,
+    *,
+    is_here: bool,
+    restart: Restart | None,
+    on_drain: Callable[[], None] | None = None,
+) -> AsyncIterator[Reloader]:
+    """The reloader of the engine at `url`, with a connection to both. `is_here`: the engine runs on this machine."""
     engine = settings.engine
-    control = KINDS[engine.kind].control(url, partial(engine_key, settings), engine.device if engine.local else None)
-    try:
-        reloader = Reloader(
-            bus,
-            control,
-            namespace=settings.namespace,
-            policy=settings.policy.name,
-            worker=worker_name(url),
-            restart=partial(end_engine, url) if settings.engine.local else None,
-            transport=transport_of(settings, url),
-            keep=settings.policy.eta + 2,
-            interrupt=settings.engine.interrupt,
-            root=settings.weights,
-        )
-        await reloader.run(stop)
-    finally:
-        await control.close()
-        bus.close()
+    control = KINDS[engine.kind].control(url, partial(engine_key, settings), engine.device if is_here else None)
+    with connect(settings) as bus:
+        try:
+            yield Reloader(
+                bus,
+                control,
+                namespace=settings.namespace,
+                policy=settings.policy.name,
+                worker=worker_name(url),
+                restart=restart,
+                transport=transport_of(settings, url),
+                keep=settings.policy.eta + 2,
+                interrupt=engine.interrupt,
+                root=settings.weights,
+                kind=engine.kind,
+                on_drain=on_drain,
+            )
+        finally:
+            await control.close()
 
 
 def end_engine(url: str) -> int | None:

@@ -24,16 +24,17 @@ from millrace.consumers.reloader.swap import freeze, swap
 from millrace.consumers.reloader.transport import SharedDirectory, WeightTransport
 from millrace.infra import faults
 from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
-from millrace.infra.errors import EngineError, EngineUnavailable, ReloadError, UnreachableError
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable, ReloadError, UnreachableError
 from millrace.infra.log.base import Bus
 from millrace.infra.log.history.follow import Follower
-from millrace.infra.log.history.kinds import WEIGHTS
-from millrace.infra.log.history.reader import History
+from millrace.infra.log.history.kinds import WEIGHTS, WORKERS
+from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.log.history.rows import Row
 from millrace.infra.log.readable import passed_over
 from millrace.infra.versions import locate
+from millrace.infra.workers import DRAIN
 from millrace.schemas.labels import base_label, make_label, parse_label
-from millrace.schemas.records import WeightVersion
+from millrace.schemas.records import WeightVersion, WorkerStatus
 from millrace.trainers.errors import CorruptCheckpoint
 from millrace.trainers.weights import manifest
 
@@ -92,6 +93,10 @@ async def _acknowledge_nothing() -> None:
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
+MEASURE_S = 1.0
+"""how long an engine may take to say what it has to do"""
+LEAVE_S = 4.0
+"""after which every gateway that hears the log knows that an engine takes no new calls"""
 
 Restart = Callable[[], int | None]
 
@@ -102,7 +107,8 @@ class Reloader:
     `worker` is the engine's stable name; `restart` ends an engine that cannot be trusted any more and returns its pid
     (None: there is nobody here to do so, and the engine stays paused); `transport`: how weights reach the engine (None:
     from their own directories); `keep`: adapters that requests may need; `interrupt`: what becomes of requests
-    under way while weights change; `root`: where versions lie whose recorded path is not there."""
+    under way while weights change; `root`: where versions lie whose recorded path is not there; `kind`: what kind of
+    engine it is; `on_drain`: called once the engine was told to stop and has no calls any more."""
 
     def __init__(
         self,
@@ -117,8 +123,15 @@ class Reloader:
         keep: int = 4,
         interrupt: PauseMode = "keep",
         root: str | None = None,
+        kind: str | None = None,
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
         self._root = root
+        self._on_drain = on_drain
+        self._drains: set[str] = set()
+        """starts of the engine that were told to stop"""
+        self._leaves = False
+        self._leaves_at = 0.0
         self._history = History(bus, namespace, policy, is_bounded=True)
         self._control = control
         self._worker = worker
@@ -128,7 +141,7 @@ class Reloader:
         self._interrupt: PauseMode = interrupt
         self._adapters: Signature | None = None
         self._machine = ReloaderState(policy)
-        self._status = Status(bus, self._machine, namespace=namespace, worker=worker, url=control.url)
+        self._status = Status(bus, self._machine, namespace=namespace, worker=worker, url=control.url, kind=kind)
         self._reference: Signature | None = None
         self._alive = False
 
@@ -137,19 +150,27 @@ class Reloader:
         """The version that the engine serves now, as far as is known."""
         return self._machine.served if self._machine.is_trusted else None
 
+    def leave(self) -> None:
+        """The engine is about to end: it takes no new calls from now on, as if it was told to stop."""
+        self._leaves = True
+
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Leaves the engine as it is, and its status to lapse: a reloader that comes back in time
         interrupts nothing. BusError and whatever is unexpected propagate: whoever starts this process starts it again,
         and nothing depends on what it knew."""
         follower = await asyncio.to_thread(Follower, self._history, [WEIGHTS])
+        requests = await asyncio.to_thread(Follower, self._history, [WORKERS], left_out)
         try:
-            for row in await asyncio.to_thread(lambda: list(follower.catch_up())):
-                self._learn(row)
+            for one in (requests, follower):
+                for row in await asyncio.to_thread(list, one.catch_up()):
+                    self._learn(row)
             while not stop.is_set():
                 await self._turn()
-                await self._wait(follower)
+                await self._hear(requests, 0.0)
+                await self._hear(follower, LOOK_S)
         finally:
             follower.close()
+            requests.close()
             self._status.close()
 
     # ------------------------------------------------------------------ one turn
@@ -172,11 +193,42 @@ class Reloader:
             return
         except EngineError as error:
             log.warning("%s: %s; trying again", self._worker, error)
+        await self._drain()
         if self._status.is_due:
+            await self._measure()
             await self._status.renew()
 
+    async def _measure(self) -> None:
+        """What the engine has to do; nobody serves worse where it does not say."""
+        try:
+            async with asyncio.timeout(MEASURE_S):
+                self._status.load = await self._control.occupancy()
+        except (EngineError, TimeoutError) as error:
+            log.warning("%s does not say what it has to do: %s", self._worker, error or "it takes too long")
+            self._status.load = None
+
+    async def _drain(self) -> None:
+        """An engine that was told to stop has that said, and is drained once it has no calls any more."""
+        status, now = self._status, time.monotonic()
+        if (self._leaves or self._machine.incarnation in self._drains) != status.is_draining:
+            status.is_draining, status.is_drained = not status.is_draining, False
+            self._leaves_at = now + LEAVE_S
+            log.info("%s %s", self._worker, "takes no new calls" if status.is_draining else "takes calls")
+            await status.renew()
+        elif status.is_draining and not status.is_drained and now >= self._leaves_at:
+            await self._measure()
+            if status.load is not None and not (status.load.running or status.load.waiting):
+                status.is_drained = True
+                log.info("%s is drained", self._worker)
+                await status.renew()
+                if self._on_drain is not None:
+                    self._on_drain()
+
     async def _look(self) -> None:
-        state = await self._control.state()
+        try:
+            state = await self._control.state()
+        except EngineTimeout as error:  # it hangs: nobody may route to it
+            raise EngineUnavailable(str(error)) from error
         if self._machine.see(state):
             log.info("%s: incarnation %s with label %s", self._worker, state.incarnation, state.label)
             await self._status.renew()
@@ -287,20 +339,29 @@ class Reloader:
             await self._status.say("starting", f"{self._control.url} does not answer: the engine loads, or is gone")
         self._alive = False
 
-    async def _wait(self, follower: Follower) -> None:
-        """Until there are weight events, or it is time to look again."""
+    async def _hear(self, follower: Follower, timeout_s: float) -> None:
+        """Until something was written, or the time is over."""
         try:
-            rows = await asyncio.to_thread(follower.poll, LOOK_S)
+            rows = await asyncio.to_thread(follower.poll, timeout_s)
         except UnreachableError as error:
             log.warning("%s: the log does not answer: %s", self._worker, error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(timeout_s)
             return
         for row in rows:
             self._learn(row)
 
-    def _learn(self, row: Row[WeightVersion]) -> None:
-        """A weight event: none names files outside a version's directory."""
-        event = row.record
+    def _learn(self, row: Row[Any]) -> None:
+        """A weight event: none names files outside a version's directory. Or a status, which may ask this engine to
+        stop."""
+        if row.kind == WORKERS:
+            request: WorkerStatus = row.record
+            if request["role"] == DRAIN and (request["worker"], request["policy"]) == (
+                self._worker,
+                self._machine.policy,
+            ):
+                self._drains.add(request["incarnation"])
+            return
+        event: WeightVersion = row.record
         fault = fault_of(event, self._machine.policy)
         if fault is None:
             self._machine.learn(event if self._root is None else locate(event, self._root))

@@ -24,6 +24,7 @@ from millrace.infra.log.history.rows import Row
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.infra.terminal import RowTable
+from millrace.infra.workers import DRAIN
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, WorkerStatus
 
@@ -85,7 +86,7 @@ class StatusWatch:
                         self.in_force.setdefault("group_size", event["group_size"])
                 case "workers":
                     status: WorkerStatus = row.record
-                    if status["policy"] in (None, self.policy):
+                    if status["policy"] in (None, self.policy) and status["role"] != DRAIN:
                         self.workers[status["worker"]] = status
 
     @property
@@ -232,17 +233,37 @@ def silent_workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramStat
 
 def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> RowTable:
     """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
-    table = RowTable("worker", "state", "version", "host", "pid", "url", box=None, pad_edge=False)
+    table = RowTable("worker", "role", "state", "version", "load", "host", "pid", "url", box=None, pad_edge=False)
     silences = silent_workers(watch, now, states)
     for name, one in sorted(watch.workers.items()):
         if name in silences:
             word = Text(f"silent for {silences[name]:.0f} s: it runs, and the log has no word of it", "bold red")
-            table.add_row(name, word, "", one["host"], str(one["pid"]), one["url"] or "")
+            table.add_row(name, _role(one), word, "", "", one["host"], str(one["pid"]), one["url"] or "")
         if one["expires_at"] > now:
             version = "" if one["version"] is None else str(one["version"])
             says = f"{one['state']}: {one['error']}" if one["error"] else str(one["state"])
-            table.add_row(name, Text(says), version, one["host"], str(one["pid"]), one["url"] or "")
+            table.add_row(
+                name, _role(one), Text(says), version, _load(one), one["host"], str(one["pid"]), one["url"] or ""
+            )
     return table
+
+
+def _role(status: WorkerStatus) -> str:
+    """What a worker does, and what kind of engine it is."""
+    kind = status.get("kind")
+    return f"{status['role']} ({kind})" if kind else status["role"]
+
+
+def _load(status: WorkerStatus) -> str:
+    """What an engine has to do, as far as it says."""
+    parts = ["takes no new calls"] if status.get("draining") else []
+    if (running := status.get("running")) is not None:
+        parts.append(f"{running} running, {status.get('waiting') or 0} waiting")
+    if (speed := status.get("tokens_s")) is not None:
+        parts.append(f"{speed:.0f} tokens/s")
+    if (share := status.get("free_cache")) is not None:
+        parts.append(f"cache {share:.0%} free")
+    return ", ".join(parts)
 
 
 def spark(values: Sequence[float]) -> str:

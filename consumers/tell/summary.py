@@ -34,6 +34,7 @@ from millrace.infra.log.history.kinds import (
 from millrace.infra.log.history.reader import History, left_out
 from millrace.infra.log.history.rows import Resolve, as_stored
 from millrace.infra.log.topics import stages_of, turns_of
+from millrace.infra.workers import DRAIN
 from millrace.schemas.ids import now_micros
 from millrace.schemas.records import (
     DeadLetter,
@@ -407,7 +408,8 @@ def _flow(records: PolicyRecords, groups: Sequence[Resolution]) -> Flow:
 
 
 def _workers(records: PolicyRecords) -> tuple[tuple[WorkerStatus, bool], ...]:
-    newest = {(row["worker"], row["incarnation"]): row for row in records.workers}.values()
+    statuses = [row for row in records.workers if row["role"] != DRAIN]
+    newest = {(row["worker"], row["incarnation"]): row for row in statuses}.values()
     states = [(row, row["expires_at"] > records.now and row["state"] not in ("stopped", "failed")) for row in newest]
     return tuple(sorted(states, key=lambda one: (not one[1], one[0]["role"], one[0]["worker"], one[0]["time"])))
 

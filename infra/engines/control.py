@@ -6,11 +6,12 @@ raises leaves the weights undefined, so that a good load must follow before anyt
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import httpx
 from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_exponential
@@ -36,6 +37,31 @@ class EngineState:
     base: str = ""
 
 
+class EngineLoad(NamedTuple):
+    """What an engine has to do: requests that it samples, and that wait in it; the free share of its key-value cache, 0
+    to 1, and the tokens a second that it sampled of late, None where it does not say."""
+
+    running: int
+    waiting: int
+    free_cache: float | None = None
+    tokens_s: float | None = None
+
+
+class TokenRate:
+    """Tokens a second, from looks at a counter of them."""
+
+    def __init__(self) -> None:
+        self._look: tuple[float, float] | None = None
+
+    def since_last(self, count: float) -> float | None:
+        """Of the time since the last look; None at the first, and where the counter began anew."""
+        now, former = time.monotonic(), self._look
+        self._look = now, count
+        if former is None or count < former[1] or now <= former[0]:
+            return None
+        return (count - former[1]) / (now - former[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """A group that waits for an engine: its store's address, how many ranks the engine has in it (the sender is rank 0,
@@ -57,6 +83,10 @@ class EngineControl(ABC):
     @abstractmethod
     async def state(self) -> EngineState:
         """Look at it. A restarted engine has another incarnation."""
+
+    async def occupancy(self) -> EngineLoad | None:
+        """What it has to do now; None where it does not say."""
+        return None
 
     @abstractmethod
     async def pause(self, mode: PauseMode = "keep") -> None:

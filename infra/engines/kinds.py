@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, cast
 from urllib.parse import urlsplit
 
 from millrace.infra.engines.bearer import Key
@@ -19,13 +20,26 @@ KINDS: dict[KindName, EngineKind] = {"vllm": VllmKind(), "inprocess": InprocessK
 
 
 def open_engine(
-    kind: KindName, url: str, *, resubmits: bool, key: Key = "", absent_patience_s: float | None = None
+    kind: str, url: str, *, resubmits: bool, key: Key = "", absent_patience_s: float | None = None
 ) -> Engine:
     """The engine at `url`; where it ends requests to change its weights (`resubmits`), one that asks for the rest of
-    them. absent_patience_s: as of `EngineKind.client`. Raises ConfigError for a url of no engine."""
+    them. absent_patience_s: as of `EngineKind.client`. Raises ConfigError for a url of no engine, and for a kind that
+    this release does not have."""
     from millrace.infra.engines.resubmit import ResubmittingEngine
 
     if urlsplit(url).scheme not in ("http", "https"):
         raise ConfigError(f"[gateway] engine_url {url!r} must begin with http:// or https://")
-    engine = KINDS[kind].client(url, key, absent_patience_s)
+    try:
+        engine = KINDS[cast(KindName, kind)].client(url, key, absent_patience_s)
+    except KeyError:
+        raise ConfigError(f"{url} is an engine of kind {kind!r}: this release speaks with {', '.join(KINDS)}") from None
     return ResubmittingEngine(engine) if resubmits else engine
+
+
+def engine_opener(usual_kind: KindName, *, resubmits: bool, key: Key) -> Callable[..., Engine]:
+    """`open_engine` of a url, and of a `kind` where that is another than the usual one."""
+
+    def make(url: str, kind: str = usual_kind, absent_patience_s: float | None = None) -> Engine:
+        return open_engine(kind, url, resubmits=resubmits, key=key, absent_patience_s=absent_patience_s)
+
+    return make

@@ -22,7 +22,7 @@ import uvloop
 
 from millrace.infra.config import Settings
 from millrace.infra.connect import connect
-from millrace.infra.engines.kinds import open_engine
+from millrace.infra.engines.kinds import engine_opener
 from millrace.infra.engines.upstream import TextUpstream
 from millrace.infra.gateway_processes import folder_of, note, own_index, with_folder
 from millrace.infra.heartbeat import Heartbeat
@@ -95,7 +95,7 @@ async def _prepare_and_serve(
     upstreams = make_upstreams(settings, os.environ)
     options = GatewayOptions.of(settings, ANY_LENGTH)
     resubmits, key = settings.engine.interrupt == "abort", partial(engine_key, settings)
-    engines = partial(open_engine, settings.engine.kind, resubmits=resubmits, key=key)
+    engines = engine_opener(settings.engine.kind, resubmits=resubmits, key=key)
     waiting: list[Joining] = []
     served_policies: list[ServedPolicy] = []
     if upstreams is None or not upstreams.answers_all:

@@ -22,6 +22,7 @@ SMALL = {
     "bench_delta": "--million 0.1 --steps 1",
     "bench_detection": "--items 1 --clean-mb 0.05",
     "bench_durability": "--records 100 --transactions 2",
+    "bench_fleet": "--seconds 5",
     "bench_gateway": "--seconds 0.1 --processes 2",
     "bench_gateway_start": "--calls 300 --kills 1",
     "bench_gpu": "--device cpu --parts profile memory long --tokens 512",

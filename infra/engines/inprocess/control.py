@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from millrace.infra import faults
-from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
+from millrace.infra.engines.bearer import Key
+from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
 from millrace.infra.engines.inprocess import wire
 from millrace.infra.errors import EngineError
 
@@ -17,9 +18,19 @@ from millrace.infra.errors import EngineError
 class InprocessControl(HttpControl):
     """Controls the server at `url`."""
 
+    def __init__(self, url: str, *, key: Key = "", timeout_s: float = 30.0, load_timeout_s: float = 600.0) -> None:
+        super().__init__(url, key=key, timeout_s=timeout_s, load_timeout_s=load_timeout_s)
+        self._rate = TokenRate()
+
     async def state(self) -> EngineState:
         state = await self._state()
         return EngineState(state.incarnation, state.label, state.paused)
+
+    async def occupancy(self) -> EngineLoad | None:
+        state = await self._state()
+        if state.running is None:
+            return None  # the server of an older release
+        return EngineLoad(state.running, state.waiting, tokens_s=self._rate.since_last(state.tokens))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", wire.Pause(mode))

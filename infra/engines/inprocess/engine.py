@@ -76,6 +76,7 @@ class InprocessEngine(Engine):
             self._shared.manual_seed(seed)
         self._batch = RunningRows(self._model)
         self._waiting: deque[BatchRow] = deque()
+        self._sampled = 0
         self._label = label
         self._paused = False
         self._draining: list[Future[None]] = []
@@ -136,6 +137,11 @@ class InprocessEngine(Engine):
     @property
     def paused(self) -> bool:
         return self._paused
+
+    @property
+    def occupancy(self) -> tuple[int, int, int]:
+        """Choices that are sampled, choices that wait, tokens that were sampled since the start."""
+        return len(self._batch.rows), len(self._waiting), self._sampled
 
     @property
     def death(self) -> BaseException | None:
@@ -273,6 +279,7 @@ class InprocessEngine(Engine):
                 chunk.finish_reason, chunk.stop_reason = reason
                 chunk.spans = _spans(row)
             out.append((row, chunk))
+        self._sampled += len(out)
         self._batch.keep(positions)
         if positions:
             self._batch.advance(tokens[positions])

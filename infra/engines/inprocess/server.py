@@ -77,7 +77,7 @@ def build_app(engine: InprocessEngine, name: str, receiver: Receiver | None = No
 
     async def state(request: Request) -> Response:
         label = await engine.weight_version()
-        return _json(ServerState(incarnation, label, engine.paused, receiver is not None))
+        return _json(ServerState(incarnation, label, engine.paused, receiver is not None, *engine.occupancy))
 
     async def pause(request: Request) -> Response:
         await engine.pause(_pause.decode(await request.body()).mode)

@@ -42,12 +42,16 @@ class GenerateBody(msgspec.Struct):
 
 
 class ServerState(msgspec.Struct):
-    """`GET /state`. incarnation: which start of the process it is; receives: whether it takes broadcasts."""
+    """`GET /state`. incarnation: which start of the process it is; receives: whether it takes broadcasts; running,
+    waiting: choices that are sampled, and that wait; tokens: how many were sampled since the start."""
 
     incarnation: str
     label: str
     paused: bool
     receives: bool
+    running: int | None = None
+    waiting: int = 0
+    tokens: int = 0
 
 
 class Pause(msgspec.Struct):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,17 @@ import httpx
 
 from millrace.infra import faults
 from millrace.infra.engines.bearer import Key
-from millrace.infra.engines.control import JOIN_S, Broadcast, EngineState, HttpControl, PauseMode
+from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.schemas.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+GAUGE = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|generation_tokens_total)"
+    r"(?:\{[^}]*\})? (\S+)",
+    re.MULTILINE,
+)
+"""a line of the metrics, of which there is one for each of its engine cores"""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """in config.json: how many there are, as model families call it"""
 
@@ -42,6 +49,7 @@ class VllmControl(HttpControl):
         super().__init__(url, key=key, timeout_s=timeout_s, load_timeout_s=load_timeout_s)
         self._identity: tuple[str, str] | None = None  # (incarnation, label seen or set with it)
         self._on_cpu = on_cpu
+        self._rate = TokenRate()
 
     async def state(self) -> EngineState:
         label = str((await self._get("/weight_info"))["weight_version"])
@@ -51,6 +59,21 @@ class VllmControl(HttpControl):
         if not is_base(label):
             return EngineState(self._identity[0], label, is_paused)
         return EngineState(self._identity[0], newest(await self.adapters()) or label, is_paused, label)
+
+    async def occupancy(self) -> EngineLoad | None:
+        numbers: defaultdict[str, list[float]] = defaultdict(list)
+        for name, number in GAUGE.findall((await self._call("GET", "/metrics")).text):
+            numbers[name].append(float(number))
+        running, waiting = numbers["num_requests_running"], numbers["num_requests_waiting"]
+        if not running:
+            return None
+        usage, tokens = numbers["kv_cache_usage_perc"], numbers["generation_tokens_total"]
+        return EngineLoad(
+            int(sum(running)),
+            int(sum(waiting)),
+            1 - sum(usage) / len(usage) if usage else None,
+            self._rate.since_last(sum(tokens)) if tokens else None,
+        )
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         await self._post("/pause", params={"mode": mode})

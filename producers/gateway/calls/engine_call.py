@@ -25,6 +25,8 @@ from millrace.infra.process.offload import SLICE, run_aside
 from millrace.producers.gateway.calls.call import AnsweredBy, Call, TokenTrace, WholeReply, model_call
 from millrace.producers.gateway.calls.choice import Choice, bar_of, breach_of, slices
 from millrace.producers.gateway.calls.fleet import EngineTarget
+from millrace.producers.gateway.calls.relay import Relay
+from millrace.producers.gateway.calls.routing import RouteWish
 from millrace.producers.gateway.calls.sampling import record_of
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.sessions.lineage import CallStart
@@ -54,15 +56,16 @@ class EngineCall(Call):
     sampling: Sampling
     served_policy: ServedPolicy
     target: EngineTarget
+    wish: RouteWish
     call_id: str = field(default_factory=new_id)
     usage: Usage | None = None
-    version: int | None = None
-    """the one that its model names, and that alone may sample it"""
     has_strayed: bool = False
     """whether another did"""
     process: int = 0
     """the index of the process that serves it, among those of its gateway"""
     choices: list[Choice] = field(default_factory=list)
+    _lost_labels: bool = False
+    """whether an engine failed behind tokens whose versions it had not told"""
     _turn_tokens: int = 0
     """tokens that were handled since others had their turn"""
     _writer: ReplyStream | None = None
@@ -184,23 +187,24 @@ class EngineCall(Call):
     @asynccontextmanager
     async def _chunks(self, *, stream: bool) -> AsyncGenerator[AsyncGenerator[Chunk, None], None]:
         """The engine's chunks. A failure before the first leaves no trace. Raises ApiError."""
-        target = self.target
-        target.running += 1
+        relay = Relay(
+            self.served_policy.fleet, self.target, self.wish, self.plan.prompt, self.sampling, self.call_id, self._move
+        )
         try:
-            async with aclosing(
-                target.engine.generate(self.plan.prompt, self.sampling, request_id=self.call_id, stream=stream)
-            ) as chunks:
+            async with aclosing(relay.chunks(stream=stream)) as chunks:
                 yield chunks
         except EngineError as error:
-            answer = of_engine(error)
             logger.warning("%s of %s: %s", self.name, self.session.id, error)
-            if answer.status >= 500:
-                self.served_policy.fleet.doubt(target)
-            raise answer from error
+            raise of_engine(error) from error
         finally:
-            target.running -= 1
             if self.first is None:
                 self.session.lineages_of(self.policy).withdraw(self.plan)
+
+    def _move(self, target: EngineTarget) -> None:
+        """Another engine goes on with it, which has no part in what the first one leaves without labels."""
+        self.target = target
+        self._lost_labels = self._lost_labels or any(choice.ids for choice in self.choices)
+        self.session.engines[self.policy] = target.url
 
     def _take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
         """A chunk of the engine: the choice it belongs to, and what can be said of it. Raises ApiError for what no
@@ -229,18 +233,19 @@ class EngineCall(Call):
     def _check_version(self) -> None:
         """The end of a reply: one that another version than the named sampled, whole or in part, is given up. Raises
         ApiError 503; an engine that is still said to serve the version is doubted."""
-        if self.version is None:
+        version = self.wish.version
+        if version is None:
             return
         for choice in self.choices:
-            if (token_versions(choice.spans, len(choice.ids), self.policy) != self.version).any():
+            if (token_versions(choice.spans, len(choice.ids), self.policy) != version).any():
                 self.has_strayed = True
         if not self.has_strayed:
             return
         self.break_off(is_unread=True)
         logger.warning("%s of %s: another version from %s", self.name, self.session.id, self.target.url)
-        if self.target.version == self.version:
+        if self.target.version == version:
             self.distrust()
-        label = make_label(self.policy, self.version)
+        label = make_label(self.policy, version)
         raise ApiError(
             503,
             f"The weights changed during this reply, which is not {label}'s: try again",
@@ -377,7 +382,8 @@ class EngineCall(Call):
         self.session.forget()
 
     def distrust(self) -> None:
-        self.served_policy.fleet.doubt(self.target)
+        if not self._lost_labels:
+            self.served_policy.fleet.doubt(self.target)
 
     def note(self, choice: ChoiceReply, at: int) -> None:
         _calls.add(1, finish=choice.finish)

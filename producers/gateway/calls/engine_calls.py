@@ -23,6 +23,7 @@ from millrace.producers.gateway.calls.constraint import grammar_of
 from millrace.producers.gateway.calls.engine_call import EngineCall
 from millrace.producers.gateway.calls.gateway import CallInSession, Gateway
 from millrace.producers.gateway.calls.models import parse_model
+from millrace.producers.gateway.calls.routing import RouteWish, chain_of
 from millrace.producers.gateway.calls.sampling import to_sampling, too_long
 from millrace.producers.gateway.calls.session_matching import ended_refusal
 from millrace.producers.gateway.http.callers import Caller
@@ -121,8 +122,10 @@ class EngineCalls:
                 # A grant speaks of the versions of its own policy.
                 is_bounded = served_policy.policy == session.policy
                 has_grant, minimum = session.has_grant and is_bounded, session.start["min_version"] if is_bounded else 0
-                patience_s = gateway.options.patience_s
-                target = await served_policy.fleet.route(has_grant, minimum, affinity, patience_s, version)
+                fleet = served_policy.fleet
+                chain = chain_of(plan.prompt) if len(fleet.targets) > 1 else ()
+                wish = RouteWish(has_grant, minimum, version, affinity, chain, session.id)
+                target = await fleet.route(wish, gateway.options.patience_s)
         except BaseException as error:
             session.lineages_of(served_policy.policy).withdraw(plan)
             gateway.discard_if_empty(session)
@@ -149,7 +152,7 @@ class EngineCalls:
             sampling=sampling,
             served_policy=served_policy,
             target=target,
-            version=version,
+            wish=wish,
             process=gateway.sessions.index,
         )
 

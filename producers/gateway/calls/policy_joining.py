@@ -82,7 +82,11 @@ def joining(settings: Settings, make: Callable[..., Engine], patience_s: float) 
     check(gateway.renderer)
     urls = (gateway.engine_url.rstrip("/"),)
     # Where one engine alone is known, a call waits until it has started; where there are more, another may serve it.
-    fleet = Fleet(own_policy, lambda url: make(url, absent_patience_s=patience_s if urls == (url,) else None), urls)
+
+    def open_own(url: str, **kind: str) -> Engine:
+        return make(url, absent_patience_s=patience_s if urls == (url,) else None, **kind)
+
+    fleet = Fleet(own_policy, open_own, urls)
     prices = to_prices(settings.policy.prices)
     return [
         Joining(settings, fleet, longest=settings.engine.max_model_len, prices=prices),

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from millrace.dialects.errors import ApiError
 from millrace.infra.config.keys import WORKERS
+from millrace.producers.gateway.calls.fleet import EngineTarget
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.policies import SERVED_STANDING
 from millrace.producers.gateway.episodes.service import Episodes
@@ -84,7 +85,7 @@ class EpisodeRoutes:
             "status": status,
             "policies": policies,
             "sessions": sessions.count[caller.tenant],
-            "engines": {target.url: {"version": target.version} for target in targets},
+            "engines": {target.url: _engine_standing(target) for target in targets},
             "capture": "required" if recorder.is_required else "best-effort",
         }
         # What all tenants do together is for who runs the gateway, and for one that has it to itself.
@@ -92,13 +93,23 @@ class EpisodeRoutes:
             state |= {
                 "sessions": len(sessions.live),
                 "unreadable": len(sessions.unreadable),
-                "engines": {target.url: {"version": target.version, "running": target.running} for target in targets},
+                "engines": {target.url: _engine_standing(target) | {"running": target.running} for target in targets},
                 "lost": recorder.lost,
                 "captured": log.end,
                 "forwarded": log.acked,
                 "waiting_bytes": log.waiting,
             }
         return json_of(state)
+
+
+def _engine_standing(target: EngineTarget) -> dict[str, Any]:
+    """How one engine stands: its version, and what keeps calls from it, if anything does."""
+    out: dict[str, Any] = {"version": target.version}
+    if target.is_draining:
+        out["draining"] = True
+    if target.trouble:
+        out["trouble"] = target.trouble
+    return out
 
 
 def _overall(policies: Mapping[str, str]) -> str:

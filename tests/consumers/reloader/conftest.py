@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ import torch
 from millrace.consumers.reloader import shell, status
 from millrace.consumers.reloader.shell import Reloader
 from millrace.infra import faults
-from millrace.infra.engines.control import EngineControl, EngineState, PauseMode
-from millrace.infra.errors import EngineError, EngineUnavailable
+from millrace.infra.engines.control import EngineControl, EngineLoad, EngineState, PauseMode
+from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS
 from tests.support.engines import LightEngine
@@ -36,6 +37,8 @@ class ScriptedEngine(EngineControl):
         self.folder: Path | None = None
         self.poisoned = False
         self.dead = False
+        self.hangs = False
+        self.occupied: EngineLoad | None = None
         self.calls: list[str] = []
         self.served: list[tuple[str, str | None]] = []
         self.bad: set[str] = set()
@@ -55,7 +58,12 @@ class ScriptedEngine(EngineControl):
     async def state(self) -> EngineState:
         if self.dead:
             raise EngineUnavailable("it does not answer")
+        if self.hangs:
+            raise EngineTimeout("it did not answer in time")
         return EngineState(self.incarnation, self.label, self.paused)
+
+    async def occupancy(self) -> EngineLoad | None:
+        return self.occupied
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         self._call("pause")
@@ -130,7 +138,7 @@ def start(bus: MemoryBus, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr(status, "BEAT_S", 0.05)
 
     @asynccontextmanager
-    async def run(control: EngineControl, **options: Callable[[], int | None]) -> AsyncIterator[Reloader]:
+    async def run(control: EngineControl, **options: Any) -> AsyncIterator[Reloader]:
         reloader = Reloader(bus, control, namespace=NAMESPACE, policy=POLICY, worker="engine-0", **options)
         stop = asyncio.Event()
         task = asyncio.create_task(reloader.run(stop))

@@ -6,10 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from millrace.infra.engines.control import EngineState
+from millrace.infra.engines import control as controls
+from millrace.infra.engines.control import EngineLoad, EngineState
 from millrace.infra.engines.vllm.control import VllmControl
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from tests.support.fake_http import FakeServer, Script, answer, hang_up, serving, stay_silent
@@ -53,6 +55,29 @@ async def test_metrics_are_read_only_when_the_label_surprises() -> None:
         assert await found.state() == EngineState(first.incarnation, "p@1", False)
         assert (await found.state()).incarnation == "1795258199.500000"
     assert [head.split()[1] for head, _ in fake.requests].count("/metrics") == 2
+
+
+async def test_its_load_is_read_from_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def page(tokens: int) -> Script:
+        lines = [
+            "# TYPE vllm:num_requests_running gauge",
+            'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
+            'vllm:num_requests_running{engine="1",model_name="m"} 2.0',
+            'vllm:num_requests_waiting{engine="0",model_name="m"} 1.0',
+            'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0',
+            'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25',
+            'vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75',
+            f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}.0',
+        ]
+        return answer("\n".join(lines).encode())
+
+    times = iter([10.0, 12.0, 14.0])
+    monkeypatch.setattr(controls, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    async with control(page(100), page(300), page(0), answer(b"nothing 1")) as (found, _):
+        assert await found.occupancy() == EngineLoad(5, 1, 0.5, None)
+        assert await found.occupancy() == EngineLoad(5, 1, 0.5, 100.0)
+        assert await found.occupancy() == EngineLoad(5, 1, 0.5, None), "it counts anew: another start"
+        assert await found.occupancy() is None
 
 
 async def test_a_server_whose_restarts_cannot_be_noticed_is_refused() -> None:

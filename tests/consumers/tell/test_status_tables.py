@@ -85,11 +85,42 @@ def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: StatusWatch) -> 
 
 
 def test_only_those_whose_word_holds_are_alive(watch: StatusWatch) -> None:
-    status: Any = {"version": 3, "host": "h", "pid": 7, "url": None, "state": "serving", "error": None}
+    status: Any = {
+        "role": "engine",
+        "version": 3,
+        "host": "h",
+        "pid": 7,
+        "url": None,
+        "state": "serving",
+        "error": None,
+    }
     watch.workers |= {"old": status | {"expires_at": 10}, "new": status | {"expires_at": 30}}
     text = shown(workers(watch, 20))
     assert "new" in text
     assert "old" not in text
+
+
+def test_an_engine_is_shown_with_its_kind_and_load(watch: StatusWatch) -> None:
+    engine: Any = {
+        "role": "engine",
+        "version": 3,
+        "host": "h",
+        "pid": 7,
+        "url": None,
+        "state": "serving",
+        "error": None,
+        "expires_at": 30,
+        "kind": "inprocess",
+        "running": 5,
+        "waiting": 2,
+        "tokens_s": 812.4,
+        "free_cache": 0.25,
+    }
+    watch.workers |= {"one": engine, "two": {**engine, "draining": True, "running": None, "tokens_s": None}}
+    text = shown(workers(watch, 20))
+    assert "engine (inprocess)" in text
+    assert "5 running, 2 waiting, 812 tokens/s, cache 25% free" in text
+    assert "takes no new calls, cache 25% free" in text
 
 
 def test_processes_that_fail_say_why() -> None:
@@ -115,7 +146,7 @@ def test_a_program_that_keeps_ending_is_failing_and_says_why() -> None:
 
 
 def test_a_worker_that_runs_without_a_word_in_the_log_is_shown_as_silent(watch: StatusWatch) -> None:
-    one: Any = {"policy": "p", "state": "serving", "error": None, "version": 3, "url": None}
+    one: Any = {"role": "learner", "policy": "p", "state": "serving", "error": None, "version": 3, "url": None}
     here = {**one, "host": socket.gethostname()}
     now = 1000 * SECOND
     lapsed, fresh = now - 40 * SECOND, now + SECOND

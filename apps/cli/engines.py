@@ -1,0 +1,94 @@
+"""Commands about the engines of a fleet: `engine join`, `drain`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Annotated
+
+import typer
+
+from millrace.apps.cli.context import call, console
+from millrace.apps.cli.roles import Role, start
+from millrace.infra.errors import LookError
+from millrace.infra.log.history.kinds import WORKERS
+from millrace.infra.log.history.reader import History, left_out
+from millrace.infra.workers import ENGINE, drain_request
+from millrace.schemas.ids import now_micros
+from millrace.schemas.records import WorkerStatus
+
+LOOK_S = 1.0
+JOIN = Role(
+    "join",
+    "Run one inference engine here, and have it join the policy's fleet by the log alone.",
+    "It is kept on the newest version and announced, so that every gateway finds it: this machine needs [kafka], the "
+    "namespace, the policy's name, an [engine] url that gateways reach, and the weights' directory. Run as many as you "
+    "like. On SIGTERM, or `millrace drain`, it takes no new calls, and ends once it has none.",
+    "millrace.consumers.reloader.join:run",
+)
+
+
+def join(context: typer.Context) -> None:
+    flags = call(context)
+    os.environ.update(flags.environment())  # the engine, which is a child, has the same settings
+    start(JOIN, flags.settings())
+
+
+join.__doc__ = JOIN.help
+COMMANDS = {"join": join}
+"""of `millrace engine`"""
+
+
+def drain(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="as `millrace status` calls it, or its url")],
+    wait: Annotated[bool, typer.Option("--wait", help="until it has no calls any more")] = False,
+) -> None:
+    """Have an engine take no new calls: those that it has come to their end. Its next start takes calls again.
+
+    Example: millrace drain engine-10.0.0.7:8901
+    """
+    from millrace.infra.connect import connect_now
+
+    settings = call(context).settings()
+    with connect_now(settings) as bus:
+        history = History(bus, settings.namespace, settings.policy.name)
+        engine = find_engine(engines(history), name, settings.policy.name)
+        with bus.publisher() as publisher:
+            publisher.publish(drain_request(history.names[WORKERS], engine)).result(30)
+        console.print(f"{engine['worker']} was told to take no new calls", highlight=False)
+        if wait:
+            _wait(history, engine)
+            console.print(f"{engine['worker']} is drained", highlight=False)
+
+
+def engines(history: History) -> list[WorkerStatus]:
+    """The newest statuses of all engines of the policy, those that lapsed too."""
+    records = history.newest_by_key(WORKERS).values()
+    rows = [row for record in records if (row := history.row(WORKERS, record, left_out)) is not None]
+    return [row.record for row in rows if row["role"] == ENGINE and row["policy"] == history.policy]
+
+
+def find_engine(statuses: list[WorkerStatus], name: str, policy: str) -> WorkerStatus:
+    """The engine of this name or url, of those that serve or drain and whose word holds. Raises LookError."""
+    now = now_micros()
+    alive = [
+        one
+        for one in statuses
+        if one["expires_at"] > now and (one["draining"] or one["state"] not in ("starting", "stopped"))
+    ]
+    for one in alive:
+        if name in (one["worker"], one["url"]) or name.rstrip("/") == (one["url"] or "").rstrip("/"):
+            return one
+    names = ", ".join(sorted(one["worker"] for one in alive)) or "none"
+    raise LookError(f"no engine {name} of policy {policy} serves now; those that do: {names}")
+
+
+def _wait(history: History, engine: WorkerStatus) -> None:
+    """Until this start of the engine says that it stopped, or says nothing any more."""
+    while True:
+        key = engine["worker"], engine["incarnation"]
+        newest = next((one for one in engines(history) if (one["worker"], one["incarnation"]) == key), None)
+        if newest is None or newest["state"] == "stopped" or newest["expires_at"] <= now_micros():
+            return
+        time.sleep(LOOK_S)
