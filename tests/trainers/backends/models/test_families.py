@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,17 +47,17 @@ CONSTANTS = {
 @pytest.mark.parametrize("kind", CONSTANTS)
 def test_constants_are_kept_in_float32_and_count(kind: str, tmp_path: Path) -> None:
     """Buffers and frozen parameters alike: in a version of bf16 they are whole, and without them other numbers come."""
-    state, name = tiny_state(kind, tmp_path, dtype="bfloat16"), CONSTANTS[kind]
-    assert name in state.constants
+    state, name = tiny_state(kind, tmp_path), CONSTANTS[kind]
     value = state.constants[name] + 1e-4
-    state = State(state.weights, state.assets, constants={**state.constants, name: value})
+    config = json.dumps(json.loads(state.assets["config.json"]) | {"dtype": "bfloat16"}).encode()
+    state = State(state.weights, {"config.json": config}, constants={**state.constants, name: value})
     back = checkpoint.read(checkpoint.write(tmp_path / "versions", 0, state).path)
     assert torch.equal(back.constants[name], value)
     assert checkpoint.fingerprint(back) == checkpoint.fingerprint(state)
     model = build(state.assets, state.tensors)
     narrow_tables(model)
     assert torch.equal(model.get_buffer(name), value)
-    other = State(state.weights, state.assets, constants={**state.constants, name: value.flip(0) - 3})
+    other = State(state.weights, state.assets, constants={**state.constants, name: -5 * value})
     batch = pack(samples())
     assert not torch.allclose(plain_logprobs(state, batch), plain_logprobs(other, batch), atol=1e-3)
 
