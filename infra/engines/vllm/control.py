@@ -23,7 +23,7 @@ from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, En
 from millrace.schemas.labels import is_base, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """in config.json: how many there are, as model families call it"""
 
 
