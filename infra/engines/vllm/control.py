@@ -30,7 +30,7 @@ GAUGE = re.compile(
     re.MULTILINE,
 )
 """a line of the metrics, of which there is one for each of its engine cores"""
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """in config.json: how many there are, as model families call it"""
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from millrace.trainers.algorithms.sft import Sft
+from millrace.trainers.backends.deepspeed.backend import DeepSpeedBackend
 from millrace.trainers.backends.models.build import build, narrow_tables
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.models.stages import PipelineStage
 from millrace.trainers.backends.parallel import experts, tensor
 from millrace.trainers.batches.packing import pack
 from millrace.trainers.errors import BadConfiguration
+from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.weights import checkpoint
+from millrace.trainers.weights.model_class import ANY_LENGTH, context_length
 from millrace.trainers.weights.state import State
 from tests.support.architectures import plain_logprobs, samples, tiny_state, train_and_reload
 
@@ -46,19 +52,36 @@ CONSTANTS = {
 @pytest.mark.parametrize("kind", CONSTANTS)
 def test_constants_are_kept_in_float32_and_count(kind: str, tmp_path: Path) -> None:
     """Buffers and frozen parameters alike: in a version of bf16 they are whole, and without them other numbers come."""
-    state, name = tiny_state(kind, tmp_path, dtype="bfloat16"), CONSTANTS[kind]
-    assert name in state.constants
+    state, name = tiny_state(kind, tmp_path), CONSTANTS[kind]
     value = state.constants[name] + 1e-4
-    state = State(state.weights, state.assets, constants={**state.constants, name: value})
+    config = json.dumps(json.loads(state.assets["config.json"]) | {"dtype": "bfloat16"}).encode()
+    state = State(state.weights, {"config.json": config}, constants={**state.constants, name: value})
     back = checkpoint.read(checkpoint.write(tmp_path / "versions", 0, state).path)
     assert torch.equal(back.constants[name], value)
     assert checkpoint.fingerprint(back) == checkpoint.fingerprint(state)
     model = build(state.assets, state.tensors)
     narrow_tables(model)
     assert torch.equal(model.get_buffer(name), value)
-    other = State(state.weights, state.assets, constants={**state.constants, name: value.flip(0) - 3})
+    other = State(state.weights, state.assets, constants={**state.constants, name: -5 * value})
     batch = pack(samples())
     assert not torch.allclose(plain_logprobs(state, batch), plain_logprobs(other, batch), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"stage": 2, "bf16": True}, {"stage": 3}])
+def test_deepspeed_leaves_constants_alone(options: dict[str, Any], tmp_path: Path) -> None:
+    state = tiny_state("ernie4_5_moe", tmp_path)
+    backend = DeepSpeedBackend(device="cpu", **options)
+    backend.form(0, 1, None, 60.0)
+    try:
+        trainer = Trainer(backend, Sft(), Schedule(1e-3))
+        trainer.load(state)
+        trainer.train(samples(), minibatches=[[0, 1]], version=0)
+        made = backend.gather()
+    finally:
+        backend.tear_down()
+    assert made is not None
+    assert made.weights.keys() == made.moments["exp_avg"].keys() == state.weights.keys()
+    assert all(torch.equal(made.constants[name], tensor) for name, tensor in state.constants.items())
 
 
 def test_experts_in_grouped_products_are_those_one_by_one(tmp_path: Path) -> None:
@@ -100,8 +123,6 @@ def test_shared_experts_are_whole_under_tensor_parallelism(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
 def test_the_way_of_a_model_without_rotary_positions(kind: str, tmp_path: Path) -> None:
-    from millrace.trainers.weights.model_class import ANY_LENGTH, context_length
-
     state = tiny_state(kind, tmp_path)
     model = build(state.assets, state.tensors)
     assert context_length(model.config) == {"bloom": ANY_LENGTH, "mpt": 128}[kind]
