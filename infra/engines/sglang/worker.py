@@ -1,5 +1,5 @@
-"""What SGLang lacks for training on its tokens, as a plugin of SGLang's own framework (entry point `sglang.srt.plugins`):
-every process of a server in whose environment Millrace is installed calls `register`.
+"""What SGLang lacks for training on its tokens, as a plugin of its own framework: every process of a server in whose
+environment Millrace is installed calls `register`, by the entry point `sglang.srt.plugins`.
 
 - Log-probabilities are the model's own: SGLang's come after penalties and biases.
 - A request's seed decides its tokens, whoever shares the batch; SGLang does so in a mode that costs throughput, and on
