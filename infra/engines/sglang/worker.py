@@ -11,7 +11,7 @@ environment Millrace is installed calls `register`, by the entry point `sglang.s
   requests it ended.
 
 Invariants: what is not asked for costs nothing; all bytes of a broadcast are here and their sha256 is right before any
-weight is touched. SGLang's names that are used here are those of 0.5.21 to 0.5.23; `sglang_refusal` refuses others."""
+weight is touched; torch is loaded by what samples only, since whoever talks to SGLang reads the names below."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import multiprocessing
 import os
 import pkgutil
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from millrace.infra.engines.kind import RECEIVER
+
+if TYPE_CHECKING:
+    import torch
 
 LOAD_FORMAT = "millrace"
 STATE, ABORT = "/millrace", "/millrace/abort"
@@ -143,6 +144,8 @@ def sample(original: Callable[..., Any], sampler: Any, output: Any, batch: Any, 
 
 def seed_batch(batch: Any, _: type, schedule: Any, *__: Any, **___: Any) -> None:
     """After a batch was made of requests: where one brings a seed, each has one."""
+    import torch
+
     seeds = [request.sampling_params.sampling_seed for request in schedule.reqs]
     if batch.sampling_seed is None and any(seed is not None for seed in seeds):
         fresh = _fresh_seeds(len(seeds))
@@ -163,6 +166,8 @@ def draw(
 ) -> torch.Tensor:
     """One token for each row of logprobs [rows, vocabulary] by its seed and position, int64 [rows, 1]: the largest sum
     with Gumbel noise. SGLang's own noise needs a GPU."""
+    import torch
+
     if logprobs.is_cuda:
         return original(logprobs, seed, positions)
     noise = torch.empty(logprobs.shape, dtype=torch.float64)
@@ -174,6 +179,9 @@ def draw(
 
 
 def _fresh_seeds(count: int) -> torch.Tensor:
+    """int64 [count]"""
+    import torch
+
     return torch.randint(-SEEDS, SEEDS - 1, (count,), dtype=torch.int64)
 
 
@@ -193,8 +201,7 @@ def receive(
     except Exception as error:
         return False, f"the weights did not come: {error}"
     try:
-        weights: Iterable[tuple[str, torch.Tensor]] = tensors.items()
-        updater.get_model().load_weights(weights)
+        updater.get_model().load_weights(list(tensors.items()))
     except Exception as error:
         return False, f"the weights that came could not be loaded, and are half there: {error}"
     return True, "Success"
