@@ -72,7 +72,8 @@ class Sglang(Service):
         if self.device == "cpu":
             tokens = max(FEWEST_TOKENS, (engine.kv_cache_mb << 20) // BYTES_OF_TOKEN)
             command += ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05"]
-            command += ["--max-total-tokens", str(tokens), "--sleep-on-idle"]  # it would take a core when idle
+            command += ["--max-total-tokens", str(tokens), "--disable-overlap-schedule"]
+            command += ["--sleep-on-idle"]  # it would take a core when idle
         return [*command, *engine.args]
 
     def environment(self) -> dict[str, str]:

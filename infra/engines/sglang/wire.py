@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Annotated, Any
 
 import msgspec
@@ -24,8 +25,9 @@ from millrace.schemas.labels import MIXED
 LARGEST_ID = 2**31 - 1
 OLDEST, NEXT = (0, 5, 21), (0, 6)
 """SGLang's versions from and below which its routes are those that we know"""
-BATCH_PLACE = "/{}."
-"""behind a request's id, for a choice: no id begins with another's, which SGLang would take for the same"""
+BATCH_PLACE = "/{}-{}."
+"""behind a request's id, for a choice and for the time it is asked for: SGLang ends what bears the id of a stream that
+ended 2 s ago, and takes an id for all that begin with it"""
 
 OutputId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
 Scored = tuple[float | None, OutputId, str | None]
@@ -137,9 +139,9 @@ def request_body(
         name = "json_schema" if sampling.grammar.kind == "json" else sampling.grammar.kind
         params[name] = sampling.grammar.text
     ids = prompt_ids if isinstance(prompt_ids, list) else [int(token) for token in prompt_ids]
-    choices = range(sampling.n)
+    choices, nonce = range(sampling.n), token_hex(4)
     body: dict[str, Any] = {
-        "rid": [request_id + BATCH_PLACE.format(index) for index in choices],
+        "rid": [request_id + BATCH_PLACE.format(index, nonce) for index in choices],
         "input_ids": [ids] * sampling.n,
         "sampling_params": [
             params if sampling.seed is None else {**params, "sampling_seed": seed_after(sampling.seed, index)}

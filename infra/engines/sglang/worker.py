@@ -4,6 +4,8 @@ environment Millrace is installed calls `register`, by the entry point `sglang.s
 - Log-probabilities are the model's own: SGLang's come after penalties and biases.
 - A request's seed decides its tokens, whoever shares the batch; SGLang does so in a mode that costs throughput, and on
   GPUs alone.
+- Penalties count each token once it is sampled, and what was sampled before a pause; a request's own stop ids end it
+  also where it passes its model's.
 - A token id outside the vocabulary is refused, where SGLang's scheduler dies of it; an output that would pass the
   context ends there, where SGLang refuses the request.
 - A version is received from a learner's broadcast (`update_weights_from_tensor` with the load format `millrace`).
@@ -49,10 +51,12 @@ def register() -> None:
     batch = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     HookRegistry.register(f"{batch}.apply_logits_bias", keep_raw, HookType.AROUND)
-    HookRegistry.register(f"{batch}.from_schedule_batch", seed_batch, HookType.AFTER)
+    HookRegistry.register(f"{batch}.from_schedule_batch", prepare_batch, HookType.AFTER)
     HookRegistry.register(f"{batch}.merge_batch", seed_both, HookType.BEFORE)
     HookRegistry.register("sglang.srt.layers.sampler.Sampler.forward", sample, HookType.AROUND)
     HookRegistry.register("sglang.srt.layers.sampler.multinomial_with_seed", draw, HookType.AROUND)
+    request = "sglang.srt.managers.schedule_batch.Req"
+    HookRegistry.register(f"{request}._check_token_based_finish", ends, HookType.AROUND)
     HookRegistry.register(f"{updater}.update_weights_from_tensor", receive, HookType.AROUND)
 
 
@@ -101,16 +105,23 @@ def validate(manager: Any, request: Any, input_ids: Sequence[int] | None) -> Non
     from sglang.srt.runtime_context import get_exec
 
     vocabulary = manager.model_config.vocab_size
-    if input_ids and not 0 <= min(input_ids) <= max(input_ids) < vocabulary:
-        raise ValueError(f"prompt token ids must be 0 to {vocabulary - 1}")
+    if input_ids is not None and not (input_ids and 0 <= min(input_ids) <= max(input_ids) < vocabulary):
+        raise ValueError(f"a prompt must have token ids, of 0 to {vocabulary - 1}")
     params = getattr(request, "sampling_params", None)
     if not isinstance(params, dict):
         return
     if params.get("sampling_seed") is not None and get_exec().kernel.sampling_backend != "pytorch":
         raise ValueError("this server takes no seeds: start SGLang with --sampling-backend pytorch")
+    penalties = [params.get(f"{name}_penalty") for name in ("presence", "frequency")] + [_repetition(params)]
+    if any(penalties) and not manager.config_value("disable_overlap_schedule"):
+        raise ValueError("this server counts penalties a token late: start SGLang with --disable-overlap-schedule")
     room = manager.context_len - RESERVE - len(input_ids or ())
     if params.get("max_new_tokens") is not None and room > 0:
         params["max_new_tokens"] = min(params["max_new_tokens"], room)
+
+
+def _repetition(params: dict[str, Any]) -> bool:
+    return params.get("repetition_penalty", 1) not in (1, None)
 
 
 # ---------------------------------------------------------------------- sampling
@@ -142,15 +153,50 @@ def sample(original: Callable[..., Any], sampler: Any, output: Any, batch: Any, 
     return original(sampler, output, batch, *args, **options)
 
 
-def seed_batch(batch: Any, _: type, schedule: Any, *__: Any, **___: Any) -> None:
-    """After a batch was made of requests: where one brings a seed, each has one."""
+def prepare_batch(batch: Any, _: type, schedule: Any, *__: Any, **___: Any) -> None:
+    """After a batch was made of requests: where one brings a seed, each has one; penalties know what a request sampled
+    before it was retracted, and repetitions count its prompt, which SGLang leaves out."""
     import torch
 
-    seeds = [request.sampling_params.sampling_seed for request in schedule.reqs]
+    requests = schedule.reqs
+    seeds = [request.sampling_params.sampling_seed for request in requests]
     if batch.sampling_seed is None and any(seed is not None for seed in seeds):
-        fresh = _fresh_seeds(len(seeds))
-        values = [int(other) if seed is None else seed for seed, other in zip(seeds, fresh, strict=True)]
+        fresh = _fresh_seeds(len(seeds)).tolist()
+        values = [other if seed is None else seed for seed, other in zip(seeds, fresh, strict=True)]
         batch.sampling_seed = torch.tensor(values, dtype=torch.int64).to(batch.device)
+    if not batch.penalizer_orchestrator.is_required:
+        return
+    for penalizer in batch.penalizer_orchestrator.penalizers.values():
+        for name in ("repetition", "presence", "frequency"):
+            sums = getattr(penalizer, f"cumulated_{name}_penalties", None)
+            if sums is None:
+                continue
+            penalties = getattr(penalizer, f"{name}_penalties")
+            for row, request in enumerate(requests):
+                history = [*request.output_ids]
+                if name == "repetition":
+                    history += request.origin_input_ids
+                counts = torch.bincount(torch.tensor(history, dtype=torch.int64), minlength=sums.shape[1])
+                counts = counts.to(sums.device)
+                if name == "frequency":
+                    sums[row] += counts * penalties[row]
+                else:
+                    sums[row] = torch.where(counts > 0, penalties[row], sums[row])
+
+
+def ends(original: Callable[..., bool], request: Any, token_ids: Sequence[int]) -> bool:
+    """Around what ends a request by its tokens: one that passes its model's end tokens still ends at its own."""
+    params = request.sampling_params
+    if not params.ignore_eos or not params.stop_token_ids:
+        return original(request, token_ids)
+    from sglang.srt.managers.schedule_batch import FINISH_MATCHED_TOKEN
+
+    for place, token in enumerate(token_ids):
+        if token in params.stop_token_ids:
+            request.finished_reason = FINISH_MATCHED_TOKEN(matched=token)
+            request.finished_len = len(request.output_ids) - len(token_ids) + place + 1
+            return True
+    return False
 
 
 def seed_both(first: Any, second: Any) -> None:
