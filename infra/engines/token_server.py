@@ -29,6 +29,8 @@ AT_ONCE = 256
 """events of a stream that are read in one go"""
 HEAVY = 64 << 10
 """bytes of an answer or an event that take milliseconds to read: they are read beside the loop"""
+INTERNAL_ERROR = 500
+GRAMMAR_FAULT = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
 EVENT = b"data: "
 END_MARK = b"[DONE]"
 

@@ -6,14 +6,25 @@ silence. So a server is asked for it before its first request, and again after n
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from millrace.infra.engines.base import Chunk, Sampling
 from millrace.infra.engines.bearer import UNAUTHORIZED_STATUS
 from millrace.infra.engines.http_client import HttpAnswer
 from millrace.infra.engines.sglang.wire import AnswerReader, read_notice, request_body
 from millrace.infra.engines.sglang.worker import STATE
-from millrace.infra.engines.token_server import LABEL_S, Absent, Reader, TokenServer, explain
+from millrace.infra.engines.token_server import (
+    GRAMMAR_FAULT,
+    INTERNAL_ERROR,
+    LABEL_S,
+    Absent,
+    Reader,
+    TokenServer,
+    explain,
+)
 from millrace.infra.errors import EngineRejected, EngineUnavailable
+
+NOT_ACCEPTED = "accept_token"
 
 
 class SglangEngine(TokenServer):
@@ -30,13 +41,27 @@ class SglangEngine(TokenServer):
         adapter = self.adapter
         body = request_body(adapter, prompt_ids, sampling, request_id, stream)
         chunks = self._stream(body, sampling) if stream else self._read_all(body, sampling)
-        return chunks if adapter is None else self._relabel(chunks, adapter)
+        if adapter is not None:
+            chunks = self._relabel(chunks, adapter)
+        return chunks if sampling.grammar is None else self._guard_grammar(chunks)
 
     async def weight_version(self) -> str:
         try:
             return read_notice(*await self._get(STATE, LABEL_S), self.url).label
         except (OSError, ValueError) as error:
             raise EngineUnavailable(f"{self.url} does not tell its weight version: {explain(error)}") from error
+
+    async def _guard_grammar(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+        """What is sampled under a grammar. One that allows no token at all is at fault, where SGLang fails at the token
+        that it drew nevertheless. Raises EngineRejected then."""
+        try:
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+        except EngineUnavailable as error:
+            if error.status == INTERNAL_ERROR and NOT_ACCEPTED in str(error):
+                raise EngineRejected(GRAMMAR_FAULT, 400) from error
+            raise
 
     def _reader(self, sampling: Sampling) -> Reader:
         return AnswerReader(sampling, self.url)

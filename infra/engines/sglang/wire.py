@@ -17,8 +17,8 @@ import orjson
 
 from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
 from millrace.infra.engines.resubmit import seed_after
-from millrace.infra.engines.token_server import refusal
-from millrace.infra.errors import EngineUnavailable
+from millrace.infra.engines.token_server import GRAMMAR_FAULT, refusal
+from millrace.infra.errors import EngineRejected, EngineUnavailable
 from millrace.schemas.bounds import NAME_BYTES
 from millrace.schemas.labels import MIXED
 
@@ -202,6 +202,8 @@ class AnswerReader:
             raise ValueError(f"{count} tokens came as {len(ids)}, with {len(scores)} log-probabilities")
         logprobs = [logprob for logprob, _, _ in scores if logprob is not None]
         if len(logprobs) != count:
+            if sampling.grammar is not None:
+                raise EngineRejected(GRAMMAR_FAULT, 400)  # it allows no token
             raise ValueError("a token came without its log-probability")
         self._lengths[item.index] = length + count
         tops: Sequence[Sequence[tuple[int, float]]] = ()

@@ -11,7 +11,15 @@ import msgspec
 import orjson
 
 from millrace.infra.engines.base import Chunk, Sampling, Usage
-from millrace.infra.engines.token_server import LABEL_S, Reader, TokenServer, explain, refusal
+from millrace.infra.engines.token_server import (
+    GRAMMAR_FAULT,
+    INTERNAL_ERROR,
+    LABEL_S,
+    Reader,
+    TokenServer,
+    explain,
+    refusal,
+)
 from millrace.infra.engines.vllm.wire import (
     Message,
     MessageWithTop,
@@ -22,9 +30,6 @@ from millrace.infra.engines.vllm.wire import (
     top_decoder,
 )
 from millrace.infra.errors import EngineError, EngineRejected, EngineUnavailable
-
-INTERNAL_ERROR = 500
-GRAMMAR_FAULT = "the engine cannot compile this schema, or a pattern in it: ask for a simpler one"
 
 
 class VllmEngine(TokenServer):
