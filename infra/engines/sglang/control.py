@@ -127,7 +127,11 @@ class SglangControl(HttpControl):
         await self._post("/begin_weight_update", {})
         faults.point("transfer.after_start")
         update = {"serialized_named_tensors": [offered] * offer.ranks, "load_format": LOAD_FORMAT, "flush_cache": False}
-        await self._change("/update_weights_from_tensor", update)
+        try:
+            await self._change("/update_weights_from_tensor", update)
+        except EngineError:
+            await self._end_update()
+            raise
         faults.point("transfer.after_update")
         await self._post("/end_weight_update", {})
         self._compare(proof, offer.digest, await self._hashes())

@@ -58,6 +58,7 @@ def register() -> None:
     request = "sglang.srt.managers.schedule_batch.Req"
     HookRegistry.register(f"{request}._check_token_based_finish", ends, HookType.AROUND)
     HookRegistry.register(f"{updater}.update_weights_from_tensor", receive, HookType.AROUND)
+    HookRegistry.register(f"{updater}.update_weights_from_disk", load, HookType.AROUND)
 
 
 # ---------------------------------------------------------------------- the server of HTTP
@@ -251,3 +252,12 @@ def receive(
     except Exception as error:
         return False, f"the weights that came could not be loaded, and are half there: {error}"
     return True, "Success"
+
+
+def load(original: Callable[..., tuple[bool, str]], *args: Any, **options: Any) -> tuple[bool, str]:
+    """Around an update from a directory: SGLang's scheduler ends with files that are cut short, since it reads them
+    again to take back what it read."""
+    try:
+        return original(*args, **options)
+    except Exception as error:
+        return False, f"the weights could not be loaded, and are half there: {error}"
