@@ -159,7 +159,7 @@ def _follow(deployment: Deployment, watch: StatusWatch | str, stack: ExitStack) 
 def demo(
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     is_short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
-    engine: Annotated[KindName | None, typer.Option(help="kind of engine that samples, of [engine] kind")] = None,
+    engine: Annotated[KindName | None, typer.Option(help="kind of engine that samples")] = None,
     home: Annotated[
         Path, typer.Option(help="where it keeps its files", file_okay=False, envvar=f"{PREFIX}HOME")
     ] = DEMO,

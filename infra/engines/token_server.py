@@ -39,15 +39,15 @@ Reader = Callable[[bytes], tuple[list[Chunk], Usage | None]]
 refusal, EngineUnavailable where it cannot be read."""
 
 
-class NoAnswer(EngineUnavailable):
+class NoReply(EngineUnavailable):
     """Nothing of an answer came, or the engine says that it cannot take requests now: safe to send again."""
 
 
-class Absent(NoAnswer):
+class Absent(NoReply):
     """Nothing listens: the engine is starting, or gone. As one that answers 503 it takes no calls now."""
 
 
-class _Pause(NoAnswer):
+class _Pause(NoReply):
     """The engine answered 503, as it does while its weights change: worth waiting for."""
 
 
@@ -216,11 +216,11 @@ class TokenServer(Engine):
         """The answer, once its status is 200. Tries again while the engine has not begun one."""
         try:
             return await self._send_once(body)
-        except NoAnswer:
+        except NoReply:
             if max(self._patience_s, self._absent_patience_s) <= 0:
                 raise
         async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(NoAnswer),
+            retry=retry_if_exception_type(NoReply),
             stop=self._waited_enough,
             wait=wait_random_exponential(0.05, max=2.0),
             reraise=True,
@@ -268,7 +268,7 @@ class TokenServer(Engine):
         except TimeoutError as error:
             raise self._silence() from error
         except OSError as error:
-            raise NoAnswer(f"{self.url} closed the connection: {explain(error)}") from error
+            raise NoReply(f"{self.url} closed the connection: {explain(error)}") from error
 
     def _silence(self) -> EngineTimeout:
         return EngineTimeout(f"{self.url} sent nothing for {self._idle_timeout_s} s")
@@ -289,7 +289,7 @@ def refusal(status: int, body: bytes, url: str, retry_after: str = "") -> Engine
         message = body[:300].decode(errors="replace")
     if 400 <= status < 500 and status not in (408, 425, 429):
         return EngineRejected(f"the engine refused the request ({status}): {message}", status)
-    kind = _Pause if status == 503 else NoAnswer if status in (408, 425, 429, 502, 504) else EngineUnavailable
+    kind = _Pause if status == 503 else NoReply if status in (408, 425, 429, 502, 504) else EngineUnavailable
     wait = int(retry_after) if retry_after.isdecimal() and len(retry_after) < 6 else None
     return kind(f"{url} failed ({status}): {message}", status=status, retry_after_s=wait)
 

@@ -35,7 +35,7 @@ Tensors = frozenset[tuple[str, str, tuple[int, ...]]]
 
 
 @dataclass(slots=True)
-class Proof:
+class StartProof:
     """What is known of one start of an engine. tensors: of the versions that determine all its weights; hashes: of its
     weights, by the sha256 of the files that they came from."""
 
@@ -49,13 +49,13 @@ class SglangControl(HttpControl):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._proof = Proof("")
+        self._proof = StartProof("")
 
     async def state(self) -> EngineState:
         notice = await self._notice()
         served = (newest_label(notice.adapters or ()) if is_base(notice.label) else None) or notice.label
         base = notice.label if is_base(notice.label) else ""
-        return EngineState(notice.incarnation, served, notice.paused, base)
+        return EngineState(notice.incarnation, served, notice.is_paused, base)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "wait":
@@ -176,13 +176,13 @@ class SglangControl(HttpControl):
             for name, value in one["checksums"].items()
         }
 
-    async def _known(self) -> Proof:
+    async def _known(self) -> StartProof:
         incarnation = (await self._notice()).incarnation
         if self._proof.incarnation != incarnation:
-            self._proof = Proof(incarnation)
+            self._proof = StartProof(incarnation)
         return self._proof
 
-    def _compare(self, proof: Proof, digest: str | None, hashes: dict[str, str]) -> None:
+    def _compare(self, proof: StartProof, digest: str | None, hashes: dict[str, str]) -> None:
         """Raises EngineError where weights of the same files had other hashes before."""
         former = proof.hashes.get(digest or "", hashes)
         wrong = sorted(name for name in hashes.keys() | former.keys() if hashes.get(name) != former.get(name))

@@ -24,7 +24,8 @@ from millrace.infra.engines.token_server import (
 )
 from millrace.infra.errors import EngineRejected, EngineUnavailable
 
-NOT_ACCEPTED = "accept_token"
+GRAMMAR_TOKEN = "accept_token"
+"""in what SGLang says of a token that a grammar does not allow"""
 
 
 class SglangEngine(TokenServer):
@@ -59,7 +60,7 @@ class SglangEngine(TokenServer):
                 async for chunk in chunks:
                     yield chunk
         except EngineUnavailable as error:
-            if error.status == INTERNAL_ERROR and NOT_ACCEPTED in str(error):
+            if error.status == INTERNAL_ERROR and GRAMMAR_TOKEN in str(error):
                 raise EngineRejected(GRAMMAR_FAULT, 400) from error
             raise
 

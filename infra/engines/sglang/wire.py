@@ -30,7 +30,7 @@ BATCH_PLACE = "/{}-{}."
 ended 2 s ago, and takes an id for all that begin with it"""
 
 OutputId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
-Scored = tuple[float | None, OutputId, str | None]
+TokenScore = tuple[float | None, OutputId, str | None]
 """log-probability, token id, text"""
 
 
@@ -41,7 +41,7 @@ class ServerNotice(msgspec.Struct):
     sglang: str
     incarnation: str
     label: str
-    paused: bool
+    is_paused: bool
     model_type: str
     ranks: int
     replicas: int
@@ -49,10 +49,10 @@ class ServerNotice(msgspec.Struct):
 
 
 class Ending(msgspec.Struct, gc=False):
-    """Why a choice ended. matched: the token id or string of a stop; status_code: of a failure."""
+    """Why a choice ended. match: the token id or string of a stop; status_code: of a failure."""
 
     type: str
-    matched: int | str | list[int] | None = None
+    match: int | str | list[int] | None = msgspec.field(default=None, name="matched")
     message: str | None = None
     status_code: int | None = None
 
@@ -69,8 +69,8 @@ class ItemMeta(msgspec.Struct, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0
     weight_versions: list[LabelledRange] = []
-    output_token_logprobs: list[Scored] = []
-    output_top_logprobs: list[list[Scored] | None] = []
+    output_token_logprobs: list[TokenScore] = []
+    output_top_logprobs: list[list[TokenScore] | None] = []
 
 
 class Fault(msgspec.Struct, gc=False):
@@ -214,8 +214,8 @@ class AnswerReader:
             return Chunk(item.index, ids, logprobs, tops=tops)
         self._ends += 1
         self._prompt, self._cached = meta.prompt_tokens, max(self._cached, meta.cached_tokens)
-        matched = ending.matched
-        reason = matched if isinstance(matched, str) or matched in sampling.stop_ids else None
+        match = ending.match
+        reason = match if isinstance(match, str) or match in sampling.stop_ids else None
         assert not isinstance(reason, list)
         spans = tuple(LabelSpan(span.version, span.start, span.end) for span in meta.weight_versions)
         if (spans[-1].end if spans else 0) != length + count:
@@ -227,6 +227,6 @@ class AnswerReader:
         return Chunk(item.index, ids, logprobs, ending.type, reason, spans, None, tops)
 
 
-def _rivals(place: list[Scored], top: int) -> list[tuple[int, float]]:
+def _rivals(place: list[TokenScore], top: int) -> list[tuple[int, float]]:
     valid = [(token, logprob) for logprob, token, _ in place if logprob is not None]
     return sorted(valid, key=lambda rival: -rival[1])[:top]

@@ -21,13 +21,23 @@ import multiprocessing
 import os
 import pkgutil
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from millrace.infra.engines.kind import RECEIVER
 
 if TYPE_CHECKING:
     import torch
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.sampler import Sampler
+    from sglang.srt.managers.io_struct import GenerateReqInput
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+Change = Callable[..., tuple[bool, str]]
+"""of weights: whether it was made, and what is to say"""
 
 LOAD_FORMAT = "millrace"
 STATE, ABORT = "/millrace", "/millrace/abort"
@@ -71,7 +81,7 @@ def _add_routes() -> None:
 
     start = f"{time.time():.6f}"
 
-    def manager() -> Any:
+    def manager() -> TokenizerManager:
         return http_server.get_global_state().tokenizer_manager
 
     async def state() -> dict[str, object]:
@@ -80,7 +90,7 @@ def _add_routes() -> None:
             "sglang": __version__,
             "incarnation": start,
             "label": tokenizer.config_value("weight_version"),
-            "paused": tokenizer.is_pause,
+            "is_paused": tokenizer.is_pause,
             "model_type": getattr(tokenizer.model_config.hf_config, "model_type", ""),
             "ranks": get_parallel().tp_size,
             "replicas": get_parallel().dp_size,
@@ -100,7 +110,7 @@ def _add_routes() -> None:
     http_server.app.add_api_route(ABORT, abort, methods=["POST"])
 
 
-def validate(manager: Any, request: Any, input_ids: Sequence[int] | None) -> None:
+def validate(manager: TokenizerManager, request: GenerateReqInput, input_ids: Sequence[int] | None) -> None:
     """Refuse a prompt that is none of the model's tokens; let an output end where the context does. Raises
     ValueError."""
     from sglang.srt.runtime_context import get_exec
@@ -121,14 +131,14 @@ def validate(manager: Any, request: Any, input_ids: Sequence[int] | None) -> Non
         params["max_new_tokens"] = min(params["max_new_tokens"], room)
 
 
-def _repetition(params: dict[str, Any]) -> bool:
+def _repetition(params: Mapping[str, object]) -> bool:
     return params.get("repetition_penalty", 1) not in (1, None)
 
 
 # ---------------------------------------------------------------------- sampling
 
 
-def keep_raw(original: Callable[..., None], batch: Any, logits: torch.Tensor) -> None:
+def keep_raw(original: Callable[..., None], batch: SamplingBatchInfo, logits: torch.Tensor) -> None:
     """Around what adds penalties, biases and grammars to logits [batch, vocabulary]: those with the grammars alone stay
     in the batch for `sample`."""
     penalties = batch.penalizer_orchestrator
@@ -146,7 +156,14 @@ def keep_raw(original: Callable[..., None], batch: Any, logits: torch.Tensor) ->
     original(batch, logits)
 
 
-def sample(original: Callable[..., Any], sampler: Any, output: Any, batch: Any, *args: Any, **options: Any) -> Any:
+def sample(
+    original: Callable[..., torch.Tensor],
+    sampler: Sampler,
+    output: LogitsProcessorOutput,
+    batch: SamplingBatchInfo,
+    *args: object,
+    **options: object,
+) -> torch.Tensor:
     """Around the sampler: its log-probabilities come from what `keep_raw` kept."""
     raw, batch.raw_logits = getattr(batch, "raw_logits", None), None
     if raw is not None and options.get("logprob_logits") is None:
@@ -154,7 +171,7 @@ def sample(original: Callable[..., Any], sampler: Any, output: Any, batch: Any, 
     return original(sampler, output, batch, *args, **options)
 
 
-def prepare_batch(batch: Any, _: type, schedule: Any, *__: Any, **___: Any) -> None:
+def prepare_batch(batch: SamplingBatchInfo, _: type, schedule: ScheduleBatch, *__: object) -> None:
     """After a batch was made of requests: where one brings a seed, each has one; penalties know what a request sampled
     before it was retracted, and repetitions count its prompt, which SGLang leaves out."""
     import torch
@@ -185,7 +202,7 @@ def prepare_batch(batch: Any, _: type, schedule: Any, *__: Any, **___: Any) -> N
                     sums[row] = torch.where(counts > 0, penalties[row], sums[row])
 
 
-def ends(original: Callable[..., bool], request: Any, token_ids: Sequence[int]) -> bool:
+def ends(original: Callable[..., bool], request: Req, token_ids: Sequence[int]) -> bool:
     """Around what ends a request by its tokens: one that passes its model's end tokens still ends at its own."""
     params = request.sampling_params
     if not params.ignore_eos or not params.stop_token_ids:
@@ -200,7 +217,7 @@ def ends(original: Callable[..., bool], request: Any, token_ids: Sequence[int]) 
     return False
 
 
-def seed_both(first: Any, second: Any) -> None:
+def seed_both(first: SamplingBatchInfo, second: SamplingBatchInfo) -> None:
     """Before a batch takes in another: both have seeds, or none."""
     if (first.sampling_seed is None) != (second.sampling_seed is None):
         for batch in (first, second):
@@ -236,10 +253,10 @@ def _fresh_seeds(count: int) -> torch.Tensor:
 
 
 def receive(
-    original: Callable[..., tuple[bool, str]], updater: Any, named_tensors: Any, load_format: str | None = None
+    original: Change, updater: WeightUpdater, named_tensors: Mapping[str, object], load_format: str | None = None
 ) -> tuple[bool, str]:
-    """Around an update from tensors: in our format it is the announcement of a broadcast. (whether it was loaded, what
-    is to say); nothing is raised, since a scheduler ends with what it does not catch."""
+    """Around an update from tensors: in our format it is the announcement of a broadcast. Nothing is raised, since a
+    scheduler ends with what it does not catch."""
     if load_format != LOAD_FORMAT:
         return original(updater, named_tensors=named_tensors, load_format=load_format)
     try:
@@ -254,7 +271,7 @@ def receive(
     return True, "Success"
 
 
-def load(original: Callable[..., tuple[bool, str]], *args: Any, **options: Any) -> tuple[bool, str]:
+def load(original: Change, *args: object, **options: object) -> tuple[bool, str]:
     """Around an update from a directory: SGLang's scheduler ends with files that are cut short, since it reads them
     again to take back what it read."""
     try:

@@ -33,7 +33,7 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
-NOTICE = {"incarnation": "1", "label": "p@1", "paused": False, "model_type": "qwen2", "ranks": 1, "replicas": 1}
+NOTICE = {"incarnation": "1", "label": "p@1", "is_paused": False, "model_type": "qwen2", "ranks": 1, "replicas": 1}
 
 
 def local(folder: Path, device: Device = "cpu", **options: object) -> Sglang:
