@@ -37,6 +37,7 @@ class Sglang(Service):
     def __init__(self, engine: LocalEngine) -> None:
         super().__init__(engine.home)
         self.url = engine.url.rstrip("/")
+        self.model = engine.model
         self.device = device_here(engine.device)
         self._engine = engine
 

@@ -155,7 +155,7 @@ async def control(sglang: Sglang) -> AsyncIterator[SglangControl]:
     one = SglangControl(sglang.url)
     yield one
     await one.pause("abort")
-    await one.load(Path(sglang._engine.model))
+    await one.load(Path(sglang.model))
     await one.set_version("default")
     await one.reset_prefix_cache()
     await one.resume()
