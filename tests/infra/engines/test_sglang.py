@@ -233,3 +233,10 @@ class TestServer:
         (other / "config.json").write_text(json.dumps({**config, "model_type": "qwen3"}))
         assert "serves qwen2: SGLang would mix the two" in (await control.refusal(other) or "")
         assert await control.refusal(models[1]) is None
+
+    async def test_adapters_are_refused_by_name_where_none_are_served(
+        self, control: SglangControl, tmp_path: Path
+    ) -> None:
+        with pytest.raises(EngineRejected, match=r"takes no adapters: start SGLang with --enable-lora, on a GPU"):
+            await control.load_adapter("p@1", tmp_path)
+        assert await control.adapters() == ()
