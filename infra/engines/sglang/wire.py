@@ -16,6 +16,7 @@ import msgspec
 import orjson
 
 from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
+from millrace.infra.engines.bearer import UNAUTHORIZED_STATUS
 from millrace.infra.engines.resubmit import seed_after
 from millrace.infra.engines.token_server import GRAMMAR_FAULT, refusal
 from millrace.infra.errors import EngineRejected, EngineUnavailable
@@ -94,6 +95,8 @@ _notice = msgspec.json.Decoder(ServerNotice)
 
 def read_notice(status: int, body: bytes, url: str) -> ServerNotice:
     """What the server at `url` says of itself. Raises EngineUnavailable, with what to do, where it cannot be used."""
+    if status == UNAUTHORIZED_STATUS:
+        raise EngineUnavailable(f"{url} asks for another key than [engine] key", status=503)
     if status != 200:
         raise EngineUnavailable(
             f"{url} is no SGLang that Millrace can train on ({status}): install Millrace in its environment too (pip "

@@ -105,6 +105,11 @@ async def test_a_server_that_would_sample_otherwise_is_not_asked(status: int, bo
         assert {head.split()[1] for head, _ in server.requests} == {"/millrace"}, "nothing else is asked of it"
 
 
+def test_a_key_that_is_not_right_is_called_so() -> None:
+    with pytest.raises(EngineUnavailable, match=r"asks for another key than \[engine\] key"):
+        read_notice(401, b"{}", "u")
+
+
 def test_versions_from_which_nothing_is_missing_are_known() -> None:
     for version in ("0.5.21", "0.5.23.post1", "0.5.30rc1"):
         assert read_notice(200, json.dumps({**NOTICE, "sglang": version}).encode(), "u").label == "p@1"
