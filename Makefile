@@ -15,7 +15,12 @@ LOCK_OF_gpu := requirements-gpu.lock
 # variable of that name in the environment is likely another's.
 CHOSEN := $(or $(shell cat $(CHOICE) 2> /dev/null),cpu)
 ENGINE := $(CHOSEN)
-LOCK := $(or $(LOCK_OF_$(ENGINE)),$(error ENGINE is cpu or gpu, not "$(ENGINE)"))
+# SGLang has an environment of its own beside the other: its pins are not ours.
+MAIN := $(if $(filter sglang,$(ENGINE)),$(CHOSEN),$(ENGINE))
+LOCK := $(or $(LOCK_OF_$(MAIN)),$(error ENGINE is cpu, gpu or sglang, not "$(ENGINE)"))
+SGLANG := .venv-sglang
+SGLANG_STAMP := $(SGLANG)/.millrace-setup
+SGLANG_LOCK := requirements-sglang$(if $(shell command -v nvidia-smi),-gpu).lock
 N ?= 10000
 JOBS ?= 3
 # A file's tests stay together, for what they share, and the longest files come first: tests/support/order.py has the
@@ -32,7 +37,7 @@ export UV_PYTHON_DOWNLOADS := never
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(STAMP) ## install everything by the lock, hashes checked; ENGINE=gpu: vLLM for GPUs, in place of that for CPUs
+setup: $(STAMP) $(if $(filter sglang,$(ENGINE)),$(SGLANG_STAMP)) ## install everything by the lock, hashes checked; ENGINE=gpu: vLLM for GPUs, in place of that for CPUs; ENGINE=sglang: SGLang too
 
 # uv lives beside the environment: a sync removes from it whatever the lock does not name.
 $(UV): requirements-tools.lock
@@ -42,10 +47,10 @@ $(UV): requirements-tools.lock
 	@.venv-tools/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements-tools.lock
 	@touch $@
 
-$(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(CHOSEN),$(ENGINE)),,anew)
+$(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(CHOSEN),$(MAIN)),,anew)
 	@rm -f $@
 	@[ -x $(BIN)/python ] || $(UV) venv -q -p $(PYTHON) .venv
-	@echo $(ENGINE) > $(CHOICE)
+	@echo $(MAIN) > $(CHOICE)
 	@echo "setup, 2 of 4: the packages of $(LOCK) (minutes; 8 GB of disk)"
 	@$(UV) pip sync -q -p $(BIN)/python --require-hashes --compile-bytecode $(LOCK)
 	@echo "setup, 3 of 4: Millrace itself (seconds)"
@@ -55,6 +60,14 @@ $(STAMP): $(UV) $(LOCK) pyproject.toml infra/machine/kafka.lock $(if $(filter $(
 	@echo "setup, 4 of 4: Kafka (a minute)"
 	@$(BIN)/python -m millrace.infra.machine.jars > /dev/null
 	@$(BIN)/python -m millrace.infra.machine.make_class_archive > /dev/null
+	@touch $@
+
+$(SGLANG_STAMP): $(UV) $(SGLANG_LOCK) pyproject.toml
+	@rm -f $@
+	@[ -x $(SGLANG)/bin/python ] || $(UV) venv -q -p $(PYTHON) $(SGLANG)
+	@echo "setup of SGLang: the packages of $(SGLANG_LOCK), and Millrace among them (a minute; 1 GB of disk beside .venv)"
+	@$(UV) pip sync -q -p $(SGLANG)/bin/python --require-hashes --compile-bytecode $(SGLANG_LOCK)
+	@$(UV) pip install -q -p $(SGLANG)/bin/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 check: setup ## formatting, lint, imports, types; prints the figures of every room
@@ -69,7 +82,7 @@ format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-test: check ## everything that CI runs, services included; JOBS= how many files at once
+test: check $(SGLANG_STAMP) ## everything that CI runs, services included; JOBS= how many files at once
 	$(PYTEST)
 
 unit: setup ## the quick tests, which start no service, in about two minutes
@@ -112,11 +125,17 @@ gpu: setup ## training on one card, in under eight minutes: correctness, speed, 
 # resolution: what trains is of one version, whatever samples.
 EXPORT = $(UV) export -q -p $(PYTHON) --no-header --no-annotate --extra backends --extra tracking --group dev --no-emit-project --format requirements-txt
 
+# SGLang's wheels are for machines of glibc 2.34 and later.
+COMPILE = $(UV) pip compile -q --upgrade --no-header --no-annotate --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_34
+SGLANG_PINS := infra/engines/sglang
+
 lock: $(UV) ## resolve every dependency anew
 	$(UV) lock -q -p $(PYTHON) --upgrade
 	$(EXPORT) --extra engine-cpu -o $(LOCK_OF_cpu)
 	$(EXPORT) --extra engine-gpu -o $(LOCK_OF_gpu)
-	@! grep -n '://' $(LOCK_OF_cpu) $(LOCK_OF_gpu) || { echo "a lock must not name hosts" >&2; exit 1; }
+	$(COMPILE) --override $(SGLANG_PINS)/cpu-overrides.txt $(SGLANG_PINS)/cpu.in -o requirements-sglang.lock
+	$(COMPILE) $(SGLANG_PINS)/gpu.in -o requirements-sglang-gpu.lock
+	@! grep -n '://' requirements*.lock || { echo "a lock must not name hosts" >&2; exit 1; }
 
 clean: ## remove what the tools left; keeps the environment
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build ./*.egg-info

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.serving import KINDS, served
+from benchmarks.serving import KINDS, client_of, served
 from millrace.consumers.reloader.swap import freeze, swap
 from millrace.infra.engines.base import Engine, Sampling
 from millrace.infra.engines.control import EngineControl, PauseMode
 from millrace.infra.engines.resubmit import ResubmittingEngine
-from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.schemas.labels import make_label
 from tests.support.tiny_model import write_model
 
@@ -66,10 +65,10 @@ async def ask(engine: Engine, tokens: int, name: str, underway: set[str]) -> Rep
 
 
 async def one_round(
-    control: EngineControl, mode: PauseMode | None, folder: Path, label: str, load: int, tokens: int
+    kind: str, control: EngineControl, mode: PauseMode | None, folder: Path, label: str, load: int, tokens: int
 ) -> Round:
     """`load` requests at once; None: nothing is swapped."""
-    plain = VllmEngine(control.url)
+    plain = client_of(kind, control)
     engine: Engine = ResubmittingEngine(plain) if mode == "abort" else plain
     underway: set[str] = set()
     began = time.perf_counter()
@@ -91,16 +90,16 @@ async def acknowledged() -> None:
     """Nobody waits for it here."""
 
 
-async def measure(control: EngineControl, folders: list[Path], rounds: int, load: int, tokens: int) -> None:
+async def measure(kind: str, control: EngineControl, folders: list[Path], rounds: int, load: int, tokens: int) -> None:
     """Print the table."""
     found: dict[PauseMode | None, list[Round]] = {None: [], "keep": [], "abort": []}
-    await one_round(control, None, folders[0], "warm-up", load, tokens)
+    await one_round(kind, control, None, folders[0], "warm-up", load, tokens)
     version = 0
     for _ in range(rounds):
         for mode in found:
             version += 1
             label = make_label("bench", version)
-            found[mode].append(await one_round(control, mode, folders[version % 2], label, load, tokens))
+            found[mode].append(await one_round(kind, control, mode, folders[version % 2], label, load, tokens))
     await control.close()
     calm = statistics.median(each.seconds for each in found[None])
     print(f"{rounds} rounds of {load} requests of {tokens} tokens; without a swap {calm:.2f} s together (median)")
@@ -133,7 +132,7 @@ def main() -> None:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folders = [write_model(root / f"v{seed}", seed) for seed in range(2)]
         control = stack.enter_context(served(given.engine, folders[0], root))
-        asyncio.run(measure(control, folders, given.rounds, given.load, given.tokens))
+        asyncio.run(measure(given.engine, control, folders, given.rounds, given.load, given.tokens))
 
 
 if __name__ == "__main__":

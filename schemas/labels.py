@@ -8,6 +8,7 @@ version, so tokens that carry it are never trained."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _LABEL = re.compile(r"(?P<policy>.+)@(?P<version>0|[1-9][0-9]*)")
 
@@ -29,6 +30,12 @@ def parse_label(label: str) -> tuple[str, int] | None:
     """(policy, version), or None for anything that `make_label` did not write."""
     match = _LABEL.fullmatch(label)
     return (match["policy"], int(match["version"])) if match else None
+
+
+def newest_label(labels: Iterable[str]) -> str | None:
+    """The one of the highest version, None where none names a version."""
+    versions = {parsed[1]: label for label in labels if (parsed := parse_label(label)) is not None}
+    return versions[max(versions)] if versions else None
 
 
 def base_label(digest: str) -> str:

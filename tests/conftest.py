@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from millrace.infra.engines.kind import LocalEngine
+from millrace.infra.engines.sglang.launch import Sglang
 from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports
@@ -52,5 +55,24 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
     model = write_model(home / "model", seed=0)
     args = (*RECEIVE, *unhurried.ARGS)
     with Vllm(home, url, str(model), "tiny", max_model_len=512, max_num_seqs=32, kv_cache_mb=64, args=args) as running:
+        running.start(600)
+        yield running
+
+
+KERNELS = Path(__file__).parent / "support" / "sglang_cpu"
+"""what stands in for SGLang's kernels for CPUs, which no registry has"""
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
+    """One real SGLang server as `vllm` is one. Leave it with the weights of seed 0."""
+    from tests.support.tiny_model import write_model
+
+    home = tmp_path_factory.mktemp("sglang")
+    url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
+    model = write_model(home / "model", seed=0)
+    engine = LocalEngine(home, url, str(model), "tiny", "cpu", 512, 32, 64)
+    with pytest.MonkeyPatch.context() as patch, Sglang(engine) as running:
+        patch.setenv("PYTHONPATH", str(KERNELS))
         running.start(600)
         yield running

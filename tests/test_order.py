@@ -39,6 +39,8 @@ def test_all_that_use_the_server_are_one_scope() -> None:
         named |= {str(file.relative_to(ROOT)) for file in marked}
     assert named == set(ENGINE)
     assert len({scope_of(f"{file}::test_x[a::b]") for file in ENGINE}) == 1
+    sglang = {scope_of(f"{file}::test_x[sglang-a::b]") for file in ENGINE} | {scope_of("tests/test_sglang.py::test_x")}
+    assert len(sglang) == 1
 
 
 def test_a_file_that_is_not_named_comes_behind_and_stays_together() -> None:

@@ -21,6 +21,7 @@ from millrace.apps.cli.context import CommandFlags, call, console, entry
 from millrace.consumers.tell.status import StatusWatch, learning, processes, silent_workers, steps_ahead, workers, wrong
 from millrace.infra.config import FILE, PREFIX, Settings
 from millrace.infra.connect import connect
+from millrace.infra.engines.kinds import KindName
 from millrace.infra.errors import ConfigError, TopicError, UnreachableError
 from millrace.infra.local_keys import kafka_options
 from millrace.infra.machine.deployment import Deployment
@@ -158,12 +159,13 @@ def _follow(deployment: Deployment, watch: StatusWatch | str, stack: ExitStack) 
 def demo(
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     is_short: Annotated[bool, typer.Option("--short", help="ten versions and one kill, no threshold")] = False,
+    engine: Annotated[KindName | None, typer.Option(help="kind of engine that samples")] = None,
     home: Annotated[
         Path, typer.Option(help="where it keeps its files", file_okay=False, envvar=f"{PREFIX}HOME")
     ] = DEMO,
 ) -> None:
     """Train a tiny model through the whole loop here, with kills on the way; ends with a page and an audit."""
-    raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, is_short=is_short))
+    raise typer.Exit(entry("millrace.apps.demo.run:run")(home=home, seed=seed, is_short=is_short, kind=engine))
 
 
 def _deployment(context: typer.Context) -> Deployment:

@@ -58,10 +58,12 @@ FULL_DEMO = DemoPlan(
 SHORT_DEMO = DemoPlan(versions=10, faults=(PlannedFault(4, "kill", "learn-1"),), gain=None, minutes=10)
 
 
-def flags(home: Path, seed: int, ports: Sequence[int]) -> Mapping[str, object]:
-    """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway, engine and warehouse."""
+def flags(home: Path, seed: int, ports: Sequence[int], kind: str | None = None) -> Mapping[str, object]:
+    """Settings of the demo, by dotted name. `ports`: free ones for broker, gateway, engine and warehouse. kind: of
+    engine, where it is not the usual one."""
     broker, gateway, engine, warehouse = ports
     return {
+        **({"engine.kind": kind} if kind else {}),
         "namespace": NAMESPACE,
         "home": str(home),
         "kafka.bootstrap": f"127.0.0.1:{broker}",

@@ -43,13 +43,15 @@ STALL_S = 240
 TASKS = 20_000
 
 
-def run(home: Path, *, seed: int = 0, is_short: bool = False, console: Console | None = None) -> int:
-    """The whole demo in `home`. A former demo there is stopped and removed first; ConfigError for a directory that
-    holds anything else. Returns the exit code."""
+def run(
+    home: Path, *, seed: int = 0, is_short: bool = False, kind: str | None = None, console: Console | None = None
+) -> int:
+    """The whole demo in `home`, on an engine of a `kind`. A former demo there is stopped and removed first; ConfigError
+    for a directory that holds anything else. Returns the exit code."""
     console = console or Terminal()
     plan = SHORT_DEMO if is_short else FULL_DEMO
     make_empty(home)
-    settings, file = _configure(home, seed)
+    settings, file = _configure(home, seed, kind)
     fleet = DemoFleet(settings, file)
     start = time.monotonic()
     try:
@@ -92,10 +94,10 @@ def make_empty(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
 
 
-def _configure(home: Path, seed: int) -> tuple[Settings, Path]:
+def _configure(home: Path, seed: int, kind: str | None) -> tuple[Settings, Path]:
     # In the environment, which every program inherits, it would lead to another home than the file's.
     os.environ.pop(f"{PREFIX}HOME", None)
-    values = flags(home.absolute(), seed, free_ports(4))
+    values = flags(home.absolute(), seed, free_ports(4), kind)
     document = tomlkit.document()
     for name, value in values.items():
         section, _, key = name.rpartition(".")

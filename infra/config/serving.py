@@ -175,7 +175,7 @@ class Otlp(Section):
 class Engine(Section):
     """What samples tokens."""
 
-    kind: KindName = Field(default="vllm", description="inprocess: transformers, for tests and tiny models")
+    kind: KindName = Field(default="vllm", description="as docs/engines.md; inprocess: for tests and tiny models")
     url: str = Field(default="http://127.0.0.1:8901", description="where it answers")
     local: bool = Field(default=True, description="`millrace up` starts it there; false: bring your own")
     key: SecretStr = Field(

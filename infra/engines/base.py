@@ -154,7 +154,7 @@ class Engine(ABC):
     """One inference engine. Safe for concurrent use from one event loop."""
 
     kind: str
-    """what it is, for the record: vllm, inprocess"""
+    """what it is, for the record: vllm, sglang, inprocess"""
     adapter: str | None = None
     """The adapter that requests from now on ask for, its name being the label of its version; None: the engine's own
     weights, which is all that engines without adapters have."""

@@ -110,7 +110,7 @@ class EngineControl(ABC):
 
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Serve the adapter in `folder` as `name`, beside the others. A failure changes nothing."""
-        raise EngineRejected(f"{self.url} serves no adapters: publish versions merged, or use vLLM", 400)
+        raise EngineRejected(f"{self.url} serves no adapters: publish versions merged, or use another kind", 400)
 
     async def unload_adapter(self, name: str) -> None:
         """Take no more requests for `name`; those under way end with it."""

@@ -9,14 +9,15 @@ from urllib.parse import urlsplit
 from millrace.infra.engines.bearer import Key
 from millrace.infra.engines.inprocess.kind import InprocessKind
 from millrace.infra.engines.kind import EngineKind
+from millrace.infra.engines.sglang.kind import SglangKind
 from millrace.infra.engines.vllm.kind import VllmKind
 from millrace.infra.errors import ConfigError
 
 if TYPE_CHECKING:
     from millrace.infra.engines.base import Engine
 
-KindName = Literal["vllm", "inprocess"]
-KINDS: dict[KindName, EngineKind] = {"vllm": VllmKind(), "inprocess": InprocessKind()}
+KindName = Literal["vllm", "sglang", "inprocess"]
+KINDS: dict[KindName, EngineKind] = {"vllm": VllmKind(), "sglang": SglangKind(), "inprocess": InprocessKind()}
 
 
 def open_engine(

@@ -1,4 +1,4 @@
-"""What `make setup` would install on a CPU and on a GPU, and the two locks that it goes by."""
+"""What `make setup` would install on a CPU, on a GPU and for SGLang, and the locks that it goes by."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import pytest
 from tests.support.documents import PAGES, ROOT
 
 CPU, GPU = "requirements.lock", "requirements-gpu.lock"
+SGLANG, SGLANG_GPU = "requirements-sglang.lock", "requirements-sglang-gpu.lock"
 NEEDED = (".venv-tools/bin/uv", "requirements-tools.lock", CPU, GPU, "pyproject.toml", "infra/machine/kafka.lock")
+NEEDED += (SGLANG, SGLANG_GPU)
 BEFORE = 1_700_000_000
 """seconds since the epoch at which everything was there but the installation"""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -41,11 +43,16 @@ def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def installs(folder: Path, *words: str) -> str | None:
     """The lock that would be installed; None when everything is there."""
-    done = make(folder, *words)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"pip sync .*--require-hashes .* (\S+\.lock)$", done.stdout, re.MULTILINE)
+    found = all_installs(folder, *words)
     assert len(found) < 2
     return found[0] if found else None
+
+
+def all_installs(folder: Path, *words: str) -> list[str]:
+    """Every lock that would be installed."""
+    done = make(folder, *words)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"pip sync .*--require-hashes .* (\S+\.lock)$", done.stdout, re.MULTILINE)
 
 
 def was_begun(folder: Path, engine: str) -> None:
@@ -77,6 +84,21 @@ def test_later_ones_keep_it_unless_told(checkout: Path, engine: str, own: str, o
     assert installs(checkout) == own
 
 
+def test_sglang_comes_beside_the_other_engine(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all_installs(checkout, "ENGINE=sglang") == [CPU, SGLANG]
+    was_installed(checkout, "gpu")
+    assert all_installs(checkout, "ENGINE=sglang") == [SGLANG]
+    driver = tmp_path_factory.mktemp("bin") / "nvidia-smi"
+    driver.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(driver.parent), prepend=os.pathsep)
+    assert all_installs(checkout, "ENGINE=sglang") == [SGLANG_GPU]
+    (checkout / ".venv-sglang").mkdir()
+    (checkout / ".venv-sglang" / ".millrace-setup").touch()
+    assert all_installs(checkout, "ENGINE=sglang") == []
+
+
 def test_an_installation_that_broke_off_is_done_again_for_the_same(checkout: Path) -> None:
     was_begun(checkout, "gpu")
     assert installs(checkout) == GPU
@@ -101,7 +123,7 @@ def test_each_step_says_what_it_does_before_it_does_it(checkout: Path) -> None:
 def test_an_engine_that_is_none_is_refused(checkout: Path) -> None:
     done = make(checkout, "ENGINE=tpu")
     assert done.returncode != 0
-    assert 'ENGINE is cpu or gpu, not "tpu"' in done.stderr
+    assert 'ENGINE is cpu, gpu or sglang, not "tpu"' in done.stderr
 
 
 def locked(name: str) -> dict[str, str]:
@@ -130,6 +152,13 @@ def test_the_locks_hold_what_pyproject_asks_for() -> None:
             package = re.split(r"[><=]", package)[0]
             assert package in found
             assert not version or found[package] == version
+
+
+def test_sglang_on_a_cpu_shares_torch_with_us_and_has_nothing_for_cuda() -> None:
+    cpu, gpu = locked(SGLANG), locked(SGLANG_GPU)
+    assert cpu["sglang"] == gpu["sglang"]
+    assert cpu["torch"] == locked(CPU)["torch"], "one copy of it lies on the disk"
+    assert {"flashinfer-python", "sglang-kernel"} <= gpu.keys() - cpu.keys()
 
 
 def test_every_extra_that_is_named_exists() -> None:

@@ -4,7 +4,7 @@ client sent and received is what the log says, in each dialect.
 The witnesses are recording proxies between gateway and engine and between client and gateway, never the gateway's own
 records. The agent runs five turns with a tool, drops the model's thoughts, writes the tool arguments anew, and the
 weights change in the middle of a streamed reply. What it is compared with are the records of the log, and the tensors
-that the learner's trainer gives to its backend. The engine is the light one, and vLLM."""
+that the learner's trainer gives to its backend. The engine is the light one, vLLM, and SGLang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from millrace.dialects.rendering.template import TemplateRenderer
 from millrace.dialects.rendering.tokenizer import ChatTokenizer
 from millrace.infra.config import Governance
 from millrace.infra.engines.control import EngineControl
-from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.kinds import KINDS, KindName
 from millrace.infra.process.net import free_ports
 from millrace.producers.client import AsyncSession
 from millrace.schemas.arrays import unpack
@@ -167,12 +167,60 @@ LOOK_S = 0.02
 PATIENCE_S = 120.0
 
 
+Told = tuple[list[int], list[float], list[int]]
+"""ids, log-probabilities, versions"""
+
+
+def _choices_of_vllm(value: Any) -> Told:
+    ids: list[int] = []
+    logprobs: list[float] = []
+    spans: list[dict[str, Any]] = []
+    for choice in value.get("choices", ()):
+        ids += choice.get("token_ids") or []
+        logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or ()]
+        spans += choice.get("weight_versions") or ()
+    return ids, logprobs, _versions(spans)
+
+
+def _items_of_sglang(value: Any) -> Told:
+    (item,) = value if isinstance(value, list) else [value]
+    meta = item["meta_info"]
+    scores = [logprob for logprob, _, _ in meta["output_token_logprobs"]]
+    return item["output_ids"], scores, _versions(meta.get("weight_versions") or ())
+
+
+def _versions(spans: Collection[dict[str, Any]]) -> list[int]:
+    return [int(s["version"].partition("@")[2]) for s in spans for _ in range(s["start"], s["end"])]
+
+
+@dataclass(frozen=True)
+class WireForm:
+    """How an engine is asked and answers: where requests go, what else the gateway asks, a request's prompt, and what
+    an answer or an event of a stream says."""
+
+    kind: KindName
+    path: str
+    other: str
+    prompt: Callable[[dict[str, Any]], list[int]]
+    told: Callable[[Any], Told]
+
+
+FORMS = {
+    "light": WireForm(
+        "inprocess", "/inference/v1/generate", "/weight_info", lambda r: r["token_ids"], _choices_of_vllm
+    ),
+    "vllm": WireForm("vllm", "/inference/v1/generate", "/weight_info", lambda r: r["token_ids"], _choices_of_vllm),
+    "sglang": WireForm("sglang", "/generate", "/millrace", lambda r: r["input_ids"][0], _items_of_sglang),
+}
+
+
 @dataclass
 class Proxy:
     """Passes generate requests to an engine and keeps what came back, as it came. In the middle of one reply it gives
     the engine `new` weights."""
 
     control: EngineControl
+    form: WireForm
     new: Path
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -198,7 +246,7 @@ class Proxy:
         async with (
             aiohttp.ClientSession() as http,
             http.post(
-                f"{self.control.url}/inference/v1/generate", data=body, headers={"content-type": "application/json"}
+                f"{self.control.url}{self.form.path}", data=body, headers={"content-type": "application/json"}
             ) as got,
         ):
             answer = web.StreamResponse(status=got.status, headers={"content-type": got.content_type})
@@ -210,6 +258,11 @@ class Proxy:
                 await swapping
             return answer
 
+    async def pass_on(self, request: web.Request) -> web.Response:
+        """What else is asked of the engine."""
+        async with aiohttp.ClientSession() as http, http.get(f"{self.control.url}{request.path}") as got:
+            return web.Response(status=got.status, body=await got.read(), content_type=got.content_type)
+
     async def _swap_within(self, number: int) -> None:
         """Lets the paused engine sample a few tokens at a time until some have come, then changes its weights."""
         async with asyncio.timeout(PATIENCE_S):
@@ -217,7 +270,7 @@ class Proxy:
                 await self.control.resume()
                 await self.control.pause("keep")
                 await asyncio.sleep(LOOK_S)
-        self.before = len(_told(self.answers[number].rpartition(b"\n\n")[0])[0])
+        self.before = len(self._told(self.answers[number].rpartition(b"\n\n")[0])[0])
         await swap(self.control, self.new, "policy@1")
 
     @property
@@ -225,29 +278,24 @@ class Proxy:
         """Whether both versions sampled the reply in which the weights were to change."""
         return set(self.returned(SWAP_IN - 1)[2]) == {0, 1}
 
-    def returned(self, number: int) -> tuple[list[int], list[float], list[int]]:
-        """(ids, log-probabilities, versions) of one answer."""
-        return _told(self.answers[number])
+    def returned(self, number: int) -> Told:
+        """What one answer says."""
+        return self._told(self.answers[number])
 
-
-def _told(raw: bytes) -> tuple[list[int], list[float], list[int]]:
-    """(ids, log-probabilities, versions) in an engine's answer, whole or its first events."""
-    parts = [part[6:] for part in raw.split(b"\n\n") if part.startswith(b"data: {")] or [raw]
-    ids: list[int] = []
-    logprobs: list[float] = []
-    spans: list[dict[str, Any]] = []
-    for choice in (choice for part in parts for choice in json.loads(part).get("choices", ())):
-        ids += choice.get("token_ids") or []
-        logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or ()]
-        spans += choice.get("weight_versions") or ()
-    versions = [int(s["version"].partition("@")[2]) for s in spans for _ in range(s["start"], s["end"])]
-    return ids, logprobs, versions
+    def _told(self, raw: bytes) -> Told:
+        """What an engine's answer says, whole or its first events."""
+        parts = [part[6:] for part in raw.split(b"\n\n") if part.startswith(b"data: {")] or [raw]
+        ids, logprobs, versions = list[int](), list[float](), list[int]()
+        for part in parts:
+            of_part = self.form.told(json.loads(part))
+            ids, logprobs, versions = ids + of_part[0], logprobs + of_part[1], versions + of_part[2]
+        return ids, logprobs, versions
 
 
 @asynccontextmanager
-async def proxied(control: EngineControl, new: Path) -> AsyncIterator[Proxy]:
-    proxy, app = Proxy(control, new), web.Application(client_max_size=2**24)
-    app.add_routes([web.post("/inference/v1/generate", proxy.generate)])
+async def proxied(control: EngineControl, form: WireForm, new: Path) -> AsyncIterator[Proxy]:
+    proxy, app = Proxy(control, form, new), web.Application(client_max_size=2**24)
+    app.add_routes([web.post(form.path, proxy.generate), web.get(form.other, proxy.pass_on)])
     runner = web.AppRunner(app)
     await runner.setup()
     (port,) = free_ports(1)
@@ -265,14 +313,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tool_model.write(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture(
+    params=[
+        "light",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ]
+)
+def form(request: pytest.FixtureRequest) -> WireForm:
+    return FORMS[request.param]
+
+
+@pytest.fixture
 async def control(
-    request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path: Path
+    form: WireForm, request: pytest.FixtureRequest, models: tuple[Path, Path], tmp_path: Path
 ) -> AsyncIterator[EngineControl]:
-    """Of a server that takes the weights of both versions. The shared one gets its own back."""
-    if request.param == "vllm":
-        shared = request.getfixturevalue("vllm")
-        made = control_of(shared)
+    """Of a server that takes the weights of both versions. A shared one gets its own back."""
+    if form is not FORMS["light"]:
+        shared = request.getfixturevalue(form.kind)
+        made = KINDS[form.kind].control(shared.url, "")
         yield made
         await swap(made, Path(shared.model), "default")
         await made.close()
@@ -294,12 +353,12 @@ async def swap(control: EngineControl, folder: Path, label: str) -> None:
 
 
 async def test_what_was_sampled_is_what_is_trained(
-    control: EngineControl, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    control: EngineControl, form: WireForm, models: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = models
     for attempt in range(ATTEMPTS):
         await swap(control, old, "policy@0")
-        async with proxied(control, new) as proxy:
+        async with proxied(control, form, new) as proxy:
             events = await _group(tmp_path / f"gateway-{attempt}", old, proxy)
         if proxy.swapped_within:
             break
@@ -309,12 +368,12 @@ async def test_what_was_sampled_is_what_is_trained(
 
 
 async def test_what_passed_is_what_is_recorded(
-    control: EngineControl, models: tuple[Path, Path], tmp_path: Path
+    control: EngineControl, form: WireForm, models: tuple[Path, Path], tmp_path: Path
 ) -> None:
     old, new = models
     renderer = TemplateRenderer(ChatTokenizer(old))
-    async with proxied(control, new) as proxy:
-        behind = VllmEngine(proxy.url)
+    async with proxied(control, form, new) as proxy:
+        behind = KINDS[proxy.form.kind].client(proxy.url, "")
         async with gateway_world.world(tmp_path / "gateway", renderer, behind, max_model_len=CONTEXT) as w:
             w.acknowledge(0)
             for name, agent in AGENTS.items():
@@ -340,7 +399,7 @@ def _same(seen: list[Exchange], calls: list[dict[str, Any]], proxy: Proxy) -> No
         assert says(call["response"], one), (call["response"], one.said)
         ids, logprobs, versions = proxy.returned(number)
         tokens = [*tokens[: call["prefix_len"]], *unpack(call["prompt_ids"]).tolist()]
-        assert tokens == proxy.requests[number]["token_ids"]
+        assert tokens == proxy.form.prompt(proxy.requests[number])
         tokens += unpack(call["output_ids"]).tolist()
         assert unpack(call["output_ids"]).tolist() == ids
         assert unpack(call["output_logprobs"]).tobytes() == np.asarray(logprobs, np.float32).tobytes()
@@ -356,7 +415,7 @@ async def _group(home: Path, model: Path, proxy: Proxy) -> list[dict[str, Any]]:
     """Run the agent for every sample of a group through a gateway that keeps its files in `home`, or once where the
     weights did not change in time; the events of its capture log."""
     renderer = TemplateRenderer(ChatTokenizer(model))
-    behind = VllmEngine(proxy.url)
+    behind = KINDS[proxy.form.kind].client(proxy.url, "")
     async with gateway_world.world(home, renderer, behind, max_model_len=CONTEXT) as w:
         w.acknowledge(0)
         for sample, reward in enumerate(REWARDS):
@@ -436,7 +495,7 @@ def _check(micros: list[MicroBatch], proxy: Proxy, ids: list[str]) -> None:
     for member in packed.members:
         numbers = range(first := tool_model.TURNS * ids.index(member.trajectory), first + tool_model.TURNS)
         returned = [proxy.returned(number) for number in numbers]
-        prompts = [proxy.requests[number]["token_ids"] for number in numbers]
+        prompts = [proxy.form.prompt(proxy.requests[number]) for number in numbers]
         for prompt, (sampled, _, _) in zip(prompts, returned, strict=True):
             trained += range(len(tokens) + len(prompt), len(tokens) + len(prompt) + len(sampled))
         tokens += [*prompts[-1], *returned[-1][0]]  # the trace, as the engine saw it: the last prompt and reply

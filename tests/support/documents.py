@@ -96,6 +96,7 @@ CI = ".ci/run"
 RUN_BY = {
     "make setup": CI,
     "make setup ENGINE=gpu": SETUP,
+    "make setup ENGINE=sglang": SETUP,
     "make demo": CI,
     "make test": CI,
     "make histories": "tests/properties/test_histories.py",

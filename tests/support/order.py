@@ -1,5 +1,6 @@
 """Which file begins when, where several processes share a run: the longest first, so that none waits at the end for one
-that began last; and files that use the one real vLLM server in one process, so that it starts once.
+that began last; and tests that use the one real vLLM server in one process, so that it starts once, as those that have
+SGLang in their names.
 
 A plugin of the run itself: the process that hands out the files asks it, and each that runs them."""
 
@@ -14,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 ENGINE = (
     "tests/infra/engines/test_conformance.py",
     "tests/infra/engines/test_vllm_launch.py",
-    "tests/consumers/reloader/test_vllm_broadcast.py",
+    "tests/consumers/reloader/test_engine_broadcast.py",
     "tests/consumers/reloader/test_real_engines.py",
     "tests/consumers/reloader/test_interruption.py",
     "tests/producers/test_byte_for_byte.py",
@@ -84,6 +85,8 @@ _PLACE = {file: number for number, file in enumerate(LONGEST)}
 def scope_of(nodeid: str) -> str:
     """What runs in one process, one after the other."""
     file = _file(nodeid)
+    if "sglang" in nodeid:
+        return "the SGLang server"
     return "the vLLM server" if file in ENGINE else file
 
 

@@ -393,7 +393,7 @@ class InprocessEngine(Engine):
 
     def _check(self, prompt: list[int], sampling: Sampling) -> None:
         if sampling.grammar is not None:
-            raise EngineRejected("the in-process engine holds outputs to no grammar: use vLLM", 400)
+            raise EngineRejected("the in-process engine holds outputs to no grammar: use another kind", 400)
         if not prompt:
             raise EngineRejected("the prompt is empty", 400)
         if len(prompt) >= self.context:

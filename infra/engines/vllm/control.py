@@ -21,7 +21,7 @@ from millrace.infra import faults
 from millrace.infra.engines.bearer import Key
 from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
-from millrace.schemas.labels import is_base, parse_label
+from millrace.schemas.labels import is_base, newest_label, parse_label
 
 START_TIME = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 GAUGE = re.compile(
@@ -58,7 +58,7 @@ class VllmControl(HttpControl):
             self._identity = (await self._incarnation(), label)
         if not is_base(label):
             return EngineState(self._identity[0], label, is_paused)
-        return EngineState(self._identity[0], newest(await self.adapters()) or label, is_paused, label)
+        return EngineState(self._identity[0], newest_label(await self.adapters()) or label, is_paused, label)
 
     async def occupancy(self) -> EngineLoad | None:
         numbers: defaultdict[str, list[float]] = defaultdict(list)
@@ -193,12 +193,6 @@ def wrong_on_cpu(config: Mapping[str, object]) -> str | None:
             'vLLM on a GPU, or set [engine] kind = "inprocess"'
         )
     return None
-
-
-def newest(names: Sequence[str]) -> str | None:
-    """The adapter of the highest version."""
-    versions = {label[1]: name for name in names if (label := parse_label(name)) is not None}
-    return versions[max(versions)] if versions else None
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import orjson
 
 from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
 from millrace.schemas.bounds import NAME_BYTES
-from millrace.schemas.labels import MIXED, is_base
 
 LARGEST_ID = 2**31 - 1
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
@@ -188,13 +187,6 @@ def to_chunk(choice: WireChoice | ChoiceWithTop, top: int, n: int) -> Chunk:
         None,
         tops,
     )
-
-
-def adapter_spans(spans: Sequence[LabelSpan], adapter: str) -> tuple[LabelSpan, ...]:
-    """The spans of what an adapter sampled, from those of the weights under it, which must have been one base."""
-    labels = {span.label for span in spans}
-    sure = len(labels) == 1 and is_base(*labels)
-    return tuple(LabelSpan(adapter if sure else MIXED, span.start, span.end) for span in spans)
 
 
 def to_usage(usage: WireUsage) -> Usage:

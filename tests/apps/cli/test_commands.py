@@ -365,7 +365,7 @@ def test_replay_says_what_is_missing(words: list[str], says: str, monkeypatch: p
 def test_the_home_of_the_environment_is_the_demos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homes: list[Path] = []
 
-    def stand_in(home: Path, *, seed: int, is_short: bool) -> int:
+    def stand_in(home: Path, *, seed: int, is_short: bool, kind: str | None) -> int:
         homes.append(home)
         return 0
 

@@ -10,14 +10,14 @@ import pytest
 
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.control import EngineControl
-from millrace.infra.engines.kinds import open_engine
+from millrace.infra.engines.kinds import KINDS, KindName, open_engine
 from millrace.infra.engines.resubmit import ResubmittingEngine
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.consumers.reloader.crowd import Crowd, check_versions
 from tests.support.announced import announce, weight_event
-from tests.support.engines import control_of, until
+from tests.support.engines import until
 
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
@@ -51,9 +51,23 @@ async def test_the_gateway_goes_on_where_requests_are_ended() -> None:
     assert ended.kind == kept.kind == "vllm"
 
 
-@pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
-async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[EngineControl]:
-    made = control_of(request.getfixturevalue(request.param))
+@pytest.fixture(
+    params=[
+        "light",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ]
+)
+def shared(request: pytest.FixtureRequest) -> tuple[KindName, str]:
+    """Kind and address of an engine."""
+    kind: KindName = "inprocess" if request.param == "light" else request.param
+    return kind, request.getfixturevalue(request.param).url
+
+
+@pytest.fixture
+async def control(shared: tuple[KindName, str], folders: list[Path]) -> AsyncIterator[EngineControl]:
+    kind, url = shared
+    made = KINDS[kind].control(url, "")
     yield made
     await made.pause("abort")
     await made.load(folders[0])
@@ -67,9 +81,15 @@ async def control(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncI
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 async def test_tokens_keep_their_versions(
-    control: EngineControl, bus: MemoryBus, folders: list[Path], start: Start, mode: str, stream: bool
+    shared: tuple[KindName, str],
+    control: EngineControl,
+    bus: MemoryBus,
+    folders: list[Path],
+    start: Start,
+    mode: str,
+    stream: bool,
 ) -> None:
-    engine = open_engine("vllm", control.url, resubmits=mode == "abort")
+    engine = open_engine(*shared, resubmits=mode == "abort")
     announce(bus, weight_event(0, folders[0]))
     async with start(control, interrupt=mode) as reloader:
         await until(lambda: reloader.served == 0)

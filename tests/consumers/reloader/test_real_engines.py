@@ -1,4 +1,4 @@
-"""The reloader with engines that are processes of their own: the light server, and vLLM."""
+"""The reloader with engines that are processes of their own: the light server, vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import torch
 
 from millrace.consumers.reloader import compose
 from millrace.consumers.reloader.serve import end_engine
-from millrace.infra.engines.base import Sampling
+from millrace.infra.engines.base import Engine, Sampling
 from millrace.infra.engines.control import EngineControl
+from millrace.infra.engines.kinds import KINDS, KindName
 from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.trainers.weights import checkpoint
@@ -37,14 +38,24 @@ EXACT = 1e-5
 class Rig:
     """A server under test."""
 
-    engine: VllmEngine
+    engine: Engine
     control: EngineControl
 
 
-@pytest.fixture(params=["light", pytest.param("vllm", marks=pytest.mark.vllm)])
+KIND: dict[str, KindName] = {"light": "inprocess", "vllm": "vllm", "sglang": "sglang"}
+
+
+@pytest.fixture(
+    params=[
+        "light",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ]
+)
 async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Rig]:
     server = request.getfixturevalue(request.param)
-    rig = Rig(VllmEngine(server.url), control_of(server))
+    kind = KINDS[KIND[request.param]]
+    rig = Rig(kind.client(server.url, ""), kind.control(server.url, ""))
     yield rig
     await rig.control.pause("abort")
     await rig.control.load(folders[0])

@@ -12,8 +12,8 @@ import torch
 from millrace.infra.engines.base import Engine
 from millrace.infra.engines.control import EngineControl
 from millrace.infra.engines.inprocess.engine import InprocessEngine
-from millrace.infra.engines.vllm.engine import VllmEngine
-from tests.support.engines import DirectControl, LightEngine, control_of
+from millrace.infra.engines.kinds import KINDS
+from tests.support.engines import DirectControl, LightEngine
 from tests.support.tiny_model import write_model
 
 
@@ -46,6 +46,7 @@ def light(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
         "inprocess",
         pytest.param("served", marks=pytest.mark.slow),
         pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.vllm]),
+        pytest.param("sglang", marks=[pytest.mark.slow, pytest.mark.sglang]),
     ]
 )
 async def rig(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> AsyncIterator[Rig]:
@@ -55,8 +56,9 @@ async def rig(request: pytest.FixtureRequest, models: tuple[Path, Path]) -> Asyn
         direct = InprocessEngine(models[0], seed=0)
         engine, control = direct, DirectControl(direct)
     else:
-        server = request.getfixturevalue("light" if request.param == "served" else "vllm")
-        engine, control = VllmEngine(server.url, "tiny"), control_of(server)
+        server = request.getfixturevalue("light" if request.param == "served" else request.param)
+        kind = KINDS[request.param if request.param in KINDS else "inprocess"]
+        engine, control = kind.client(server.url, ""), kind.control(server.url, "")
         await control.load(models[0])
         await control.set_version("policy@0")
         await control.reset_prefix_cache()

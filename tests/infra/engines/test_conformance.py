@@ -73,7 +73,8 @@ async def test_plain_and_streamed_give_the_same(rig: Rig) -> None:
     assert [one.spans for one in streamed] == [one.spans for one in plain]
     assert [len(one.tops) for one in streamed] == [len(one.tops) for one in plain]
     assert plain[0].token_ids != plain[1].token_ids
-    assert plain[-1].usage == streamed[-1].usage
+    # With the choice that ended last; how much of the prompt the second found in a cache is its affair.
+    assert [one.usage[:2] for one in [*plain, *streamed] if one.usage] == [(len(PROMPT), 40)] * 2
 
 
 async def test_greedy_takes_the_most_likely(rig: Rig) -> None:

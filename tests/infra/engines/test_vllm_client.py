@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from millrace.infra.engines.base import Chunk, Grammar, LabelSpan, Sampling, Usage
-from millrace.infra.engines.vllm.engine import HEAVY, VllmEngine
+from millrace.infra.engines.token_server import HEAVY
+from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.infra.process.net import free_ports
 from millrace.schemas.bounds import NAME_BYTES

@@ -180,5 +180,5 @@ def test_adapters_get_room_for_those_that_requests_may_need(tmp_path: Path) -> N
     assert one.environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     merged = load(None, flags | {"learner.lora": '{"rank": 12}'})
     assert adapter_arguments(adapter_room(merged)) == ()
-    with pytest.raises(ConfigError, match=r"needs \[engine\] kind vllm, not inprocess"):
+    with pytest.raises(ConfigError, match=r"needs \[engine\] kind vllm or sglang, not inprocess"):
         load(None, flags | {"engine.kind": "inprocess"})

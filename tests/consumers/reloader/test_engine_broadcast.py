@@ -1,4 +1,5 @@
-"""Broadcasts into the real vLLM: its workers join a real group, and serve exactly what the learner's end sent."""
+"""Broadcasts into the real vLLM and the real SGLang: their workers join a real group, and serve exactly what the
+learner's end sent."""
 
 from __future__ import annotations
 
@@ -16,9 +17,8 @@ from millrace.consumers.learner.version.sender import WeightSender
 from millrace.consumers.reloader.broadcast import FromLearner
 from millrace.consumers.reloader.transport import SharedDirectory
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.vllm.control import VllmControl
-from millrace.infra.engines.vllm.engine import VllmEngine
-from millrace.infra.engines.vllm.launch import Vllm
+from millrace.infra.engines.control import EngineControl
+from millrace.infra.engines.kinds import KINDS, KindName
 from millrace.infra.errors import EngineError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import LOCALHOST
@@ -27,9 +27,11 @@ from tests.support import logged
 from tests.support.announced import announce, weight_event
 from tests.support.engines import complete, differences, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = [22, 10, 14, 40]
 EXACT = 1e-5
+OPEN = {"vllm": "/start_weight_update", "sglang": "/begin_weight_update"}
+"""routes that begin an update"""
 SENDER = """
 import sys, time
 from pathlib import Path
@@ -41,9 +43,17 @@ time.sleep(3600)
 """
 
 
+@pytest.fixture(params=[pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)])
+def kind(request: pytest.FixtureRequest) -> KindName:
+    name: KindName = request.param
+    return name
+
+
 @pytest.fixture
-async def control(vllm: Vllm, folders: list[Path]) -> AsyncIterator[VllmControl]:
-    one = VllmControl(vllm.url)
+async def control(kind: KindName, request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[EngineControl]:
+    """Of an engine that has loaded one version from a directory, as SGLang must before it receives any."""
+    one = KINDS[kind].control(request.getfixturevalue(kind).url, "")
+    await one.load(folders[0])
     yield one
     await one.pause("abort")
     await one.load(folders[0])
@@ -53,9 +63,9 @@ async def control(vllm: Vllm, folders: list[Path]) -> AsyncIterator[VllmControl]
     await one.close()
 
 
-async def serves(url: str, folder: Path) -> bool:
+async def serves(kind: KindName, url: str, folder: Path) -> bool:
     """Whether the log-probabilities are those of the weights in `folder`."""
-    engine = VllmEngine(url)
+    engine = KINDS[kind].client(url, "")
     try:
         (choice,) = await complete(engine, PROMPT, Sampling(20, ignore_eos=True))
         return max(differences(folder, PROMPT, choice.token_ids, choice.logprobs)) < EXACT
@@ -71,7 +81,13 @@ def sender() -> Iterator[WeightSender]:
 
 
 async def test_versions_come_without_a_disk(
-    control: VllmControl, sender: WeightSender, bus: MemoryBus, folders: list[Path], start: Start, tmp_path: Path
+    kind: KindName,
+    control: EngineControl,
+    sender: WeightSender,
+    bus: MemoryBus,
+    folders: list[Path],
+    start: Start,
+    tmp_path: Path,
 ) -> None:
     async with start(control, transport=FromLearner(SharedDirectory())) as reloader:
         for version in range(3):
@@ -81,11 +97,11 @@ async def test_versions_come_without_a_disk(
             sender.hold(version, event["digest"], folders[version] / "model.safetensors")
             announce(bus, event)
             await until(lambda version=version: reloader.served == version, timeout_s=120)
-            assert await serves(control.url, folders[version])
+            assert await serves(kind, control.url, folders[version])
 
 
 async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
-    control: VllmControl, sender: WeightSender, folders: list[Path], caplog: pytest.LogCaptureFixture
+    kind: KindName, control: EngineControl, sender: WeightSender, folders: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     await control.pause()
     await control.load(folders[0])
@@ -98,18 +114,18 @@ async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
         await control.receive(wrong)
     await control.reset_prefix_cache()
     await control.resume()
-    assert await serves(control.url, folders[0]), "untouched"
+    assert await serves(kind, control.url, folders[0]), "untouched"
 
     await control.pause()
     await (await transport.prepare(control, event, {1: event}, None)).load()
     assert "reading its directory" in caplog.text
     await control.reset_prefix_cache()
     await control.resume()
-    assert await serves(control.url, folders[1])
+    assert await serves(kind, control.url, folders[1])
 
     await control.pause()
     async with httpx.AsyncClient(base_url=control.url) as client:
-        (await client.post("/start_weight_update")).raise_for_status()  # a reloader was killed here
+        (await client.post(OPEN[kind], json={})).raise_for_status()  # a reloader was killed here
     event = {**weight_event(2, folders[2]), "broadcast": sender.url}
     sender.hold(2, event["digest"], folders[2] / "model.safetensors")
     caplog.clear()
@@ -117,7 +133,7 @@ async def test_a_transfer_that_fails_leaves_the_weights_and_the_next_one_works(
     assert not logged.records(caplog, "millrace.consumers.reloader")
     await control.reset_prefix_cache()
     await control.resume()
-    assert await serves(control.url, folders[2])
+    assert await serves(kind, control.url, folders[2])
 
 
 @pytest.fixture
@@ -137,7 +153,8 @@ def doomed(folders: list[Path]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 async def test_a_learner_that_dies_in_the_middle_leaves_neither_half_a_model_nor_a_wait(
-    control: VllmControl,
+    kind: KindName,
+    control: EngineControl,
     folders: list[Path],
     doomed: tuple[subprocess.Popen[str], str],
     caplog: pytest.LogCaptureFixture,
@@ -152,11 +169,11 @@ async def test_a_learner_that_dies_in_the_middle_leaves_neither_half_a_model_nor
     assert process.wait(60) == -9
     await control.reset_prefix_cache()
     await control.resume()
-    assert await serves(control.url, folders[0]), "untouched"
+    assert await serves(kind, control.url, folders[0]), "untouched"
 
     await control.pause()
     await (await FromLearner(SharedDirectory()).prepare(control, event, {1: event}, None)).load()
     assert "reading its directory" in caplog.text
     await control.reset_prefix_cache()
     await control.resume()
-    assert await serves(control.url, folders[1])
+    assert await serves(kind, control.url, folders[1])

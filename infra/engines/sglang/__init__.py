@@ -1,0 +1,1 @@
+"""SGLang: its server, its client, its control."""
