@@ -105,7 +105,7 @@ RUN_BY = {
     "make check": "Makefile",
     "make architectures": "tests/trainers/backends/models/test_architectures.py",
     "make bench": BENCHMARKS,
-    "make gpu": BENCHMARKS,
+    "make gpu": "Makefile",
     "make conformance": "tests/conformance/test_conformance_of_backends.py",
     ".venv/bin/python -m benchmarks.bench_backends": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_codec": BENCHMARKS,

@@ -181,7 +181,7 @@ def test_checkpointed_layers_keep_their_inputs_alone() -> None:
     for on in (False, True):
         state = small_state(num_hidden_layers=4)
         model = build(state.assets, state.weights)
-        Compute(checkpointing=on).prepare(model)
+        Compute(checkpointing=on).prepare(model, (), torch.device("cpu"))
         sizes: list[int] = []
 
         def keep(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
