@@ -32,6 +32,7 @@
 -- models: digest of each model that the step read beside its own, by role
 -- device: what rank 0 computed on
 -- threads: of rank 0; 0: unknown
+-- kernels: what rank 0 computed with, by what it is for: attention, fusion, optimizer, repeatable, tokens_per_pack
 -- mode: what engines read: full, delta or adapter
 -- uri: where its files are, as long as they are kept
 -- digest: sha256 of its manifest
