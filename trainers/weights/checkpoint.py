@@ -45,6 +45,11 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 """*.tensors are safetensors too, under another ending: engines load every *.safetensors of a directory as weights."""
 _OWN_FILES = {MOMENTS, TRAINING, CRITIC, CRITIC_TRAINING, ADAPTER_CONFIG, ADAPTER, manifest.NAME}
 _MASTER, _CONSTANT, _ADAPTER = "master", "constant", "adapter"
+_HEAD = "lm_head.weight"
+_PLAIN = frozenset({"gemma", "gemma2", "llama", "mistral", "qwen2", "qwen3"})
+"""kinds of models whose files hold the weights by the model's own names, and nothing else: they are read and written
+without transformers, which takes seconds to load"""
+_PLAIN_NAMES = frozenset({"model.embed_tokens.weight", "model.norm.weight", _HEAD})
 _PEFT = "base_model.model."
 """before every name in a file of peft"""
 
@@ -154,9 +159,23 @@ def _convert(
     config: bytes, files: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights and constants of what files hold."""
+    settings = json.loads(config)
+    if _is_plain(settings, files):
+        return {name: tensor.float() for name, tensor in files.items()}, {}
     from millrace.trainers.weights.conversion import from_files  # transformers takes seconds to load
 
-    return from_files(json.loads(config), files)
+    return from_files(settings, files)
+
+
+def _is_plain(settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether files hold these tensors as the model has them. What a model lacks or does not know is said where it is
+    built."""
+    is_tied = bool(settings.get("tie_word_embeddings")) and _HEAD in tensors
+    if settings.get("model_type") not in _PLAIN or "quantization_config" in settings or is_tied:
+        return False
+    return all(
+        name in _PLAIN_NAMES or (name.startswith("model.layers.") and not name.endswith("inv_freq")) for name in tensors
+    )
 
 
 def _read_adapter(directory: Path, about: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Adapter:
@@ -230,11 +249,12 @@ def _huggingface(state: State) -> dict[str, bytes]:
         tensors = {_PEFT + name: tensor.contiguous() for name, tensor in adapter.weights.items()}
         config = _json(lora.peft_config(adapter.lora))
         return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: save(tensors, metadata={"format": "pt"})}
-    from millrace.trainers.weights.conversion import to_files
-
     dtype = dtype_of(state.assets)
-    weights = {name: tensor.to(dtype) for name, tensor in lora.merge(state).weights.items()}
-    files = to_files(state.assets["config.json"], {**weights, **state.constants})
+    files = {name: tensor.to(dtype) for name, tensor in lora.merge(state).weights.items()}
+    if state.constants or not _is_plain(json.loads(state.assets["config.json"]), files):
+        from millrace.trainers.weights.conversion import to_files
+
+        files = to_files(state.assets["config.json"], {**files, **state.constants})
     tensors = {name: tensor.contiguous() for name, tensor in files.items()}
     return {**state.assets, WEIGHTS: save(tensors, metadata={"format": "pt"})}
 
