@@ -105,7 +105,7 @@ def micros_piped(
         if pipe.last:
             scored = [found[micro] for micro in range(len(batches))]
     told = pp.tell(pipe, scored, [batch.trainable for batch in batches], backend.device)
-    pp.run(pipe, shapes, like, forward, lambda chunk, micro: None, lambda: None)
+    pp.run(pipe, shapes, like, forward, lambda chunk, micro: None)
     losses = [-float(found[micro].sum()) for micro in range(len(batches))] if pipe.last else []
     gradients = {
         name_of(model, name): parameter.grad
