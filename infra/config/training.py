@@ -111,7 +111,7 @@ class Learner(Section):
     repeatable: bool = Field(
         default=True,
         description="the same step gives the same bytes again, which `replay prove` needs; on an H100 it "
-        "costs a seventh of a step",
+        "cost a seventh of a step, before layers were fused",
     )
     optimizer_offload: bool = Field(
         default=False,

@@ -329,7 +329,8 @@ def _of_itself(row: Row[LedgerEntry]) -> dict[str, Any]:
     """What a process says of itself."""
     hashes = {"config_hash": row["config_hash"], "code_hash": row["code_hash"]}
     made_of = {"config": row["config"], "libraries": row["libraries"], "models": row["models"]}
-    kernels = {name: value for name, value in row["kernels"].items() if name != "tokens_per_pack"}  # a step may shorten
+    # A step may shorten its rows, and a version without a step has not attended.
+    kernels = {name: kind for name, kind in row["kernels"].items() if name not in ("tokens_per_pack", "attention")}
     return {
         **hashes,
         **made_of,

@@ -147,6 +147,8 @@ class Leader:
         reads."""
         try:
             self.settle()
+            if self._collection is not None:
+                self._collection.result()
         finally:
             self._writer.shutdown()
             self._drop()

@@ -51,6 +51,16 @@ def test_an_entry_says_its_configuration_its_models_its_machine_and_who_computed
         assert law(it, name).holds, law(it, name).violations[:3]
 
 
+def test_a_leader_whose_first_version_took_no_step_says_nothing_that_it_takes_back(place: Make) -> None:
+    it = place()
+    feed(it.bus, it.settings, range(4), gone=range(4))
+    feed(it.bus, it.settings, range(4, 8))
+    it.learn(2)
+    _, idle, trained = entries(it.bus, it.settings)
+    assert (idle["kernels"]["attention"], trained["kernels"]["attention"]) == ("", "runs")
+    assert law(it, "leaders").holds, law(it, "leaders").violations[:3]
+
+
 @pytest.mark.parametrize("anchor_every", [1, 2])
 def test_a_moved_deployment_trains_on_and_its_audit_finds_every_version(
     place: Make, tmp_path: Path, anchor_every: int
