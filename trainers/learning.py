@@ -238,8 +238,8 @@ class Trainer:
         former, self.budget = self.budget, max(longest, self.budget // 2)
         self._ceiling = self.budget
         return OutOfMemory(
-            f"a step with rows of {former} tokens ran out of memory ({memory_text(error)}); it can be done again with rows "
-            f"of {self.budget}: [learner] tokens_per_pack = {self.budget} begins with that"
+            f"a step with rows of {former} tokens ran out of memory ({memory_text(error)}); it can be done again with "
+            f"rows of {self.budget}: [learner] tokens_per_pack = {self.budget} begins with that"
         )
 
     def _counts(self, algorithm: Algorithm, micro_lists: list[list[MicroBatch]]) -> list[float]:
