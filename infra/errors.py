@@ -25,6 +25,8 @@
     │   └── StorageError         their storage does not answer; another try may work
     ├── EngineError              an inference engine refused or failed
     │   ├── EngineUnavailable    it does not answer, or failed while answering; another try may work
+    │   │   └── NoReply          nothing of a reply came, or it takes none now: safe to send again
+    │   │       └── EngineAbsent nothing listens there: it is starting, or gone
     │   ├── EngineTimeout        no byte came for too long
     │   └── EngineRejected       it refused the request as such; the same request will be refused again
     ├── GatewayError             the capture gateway refused or failed

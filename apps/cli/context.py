@@ -93,9 +93,9 @@ class CommandGroup(core.TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if (end := _end_before(error)) is not None:
+            if _End.last is not None:
                 logger.error("what SIGTERM ended does not close well", exc_info=error)
-                raise end from None
+                raise _End.last from None
             advice = _disk(error) if isinstance(error, OSError) else ""
             if not advice and not isinstance(error, MillraceError):
                 raise
@@ -128,16 +128,16 @@ def become_role(name: str) -> None:
     signal.signal(signal.SIGTERM, _end)
 
 
-def _end_before(error: BaseException) -> SystemExit | None:
-    """The end that SIGTERM asked for, where an error came up while it was under way."""
-    before = error.__context__
-    while before is not None and not isinstance(before, SystemExit):
-        before = before.__context__
-    return before
+class _End(SystemExit):
+    """The end that SIGTERM asks for. The last one is kept: what is not Python, such as a library that is being
+    imported, makes an error of its own of it that no longer says what it was."""
+
+    last: _End | None = None
 
 
 def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+    _End.last = _End(128 + number)
+    raise _End.last
 
 
 def _disk(error: OSError) -> str:

@@ -43,7 +43,7 @@ class NoReply(EngineUnavailable):
     """Nothing of an answer came, or the engine says that it cannot take requests now: safe to send again."""
 
 
-class Absent(NoReply):
+class EngineAbsent(NoReply):
     """Nothing listens: the engine is starting, or gone. As one that answers 503 it takes no calls now."""
 
 
@@ -234,7 +234,7 @@ class TokenServer(Engine):
         match error:
             case _Pause():
                 patience_s = self._patience_s
-            case Absent():
+            case EngineAbsent():
                 patience_s = self._absent_patience_s
             case _:
                 patience_s = self._busy_patience_s
@@ -262,7 +262,9 @@ class TokenServer(Engine):
             self._head = self._head or client.head("POST", self.generate_path, JSON_HEADERS | self._bearer.headers)
             connection = await client.connect()
         except (OSError, ValueError) as error:
-            raise Absent(f"cannot connect to {self.url}: {explain(error)}; is the engine up?", status=503) from error
+            raise EngineAbsent(
+                f"cannot connect to {self.url}: {explain(error)}; is the engine up?", status=503
+            ) from error
         try:
             return await connection.ask(self._head, body)
         except TimeoutError as error:

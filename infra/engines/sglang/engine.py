@@ -17,7 +17,7 @@ from millrace.infra.engines.token_server import (
     GRAMMAR_FAULT,
     INTERNAL_ERROR,
     LABEL_S,
-    Absent,
+    EngineAbsent,
     Reader,
     TokenServer,
     explain,
@@ -76,7 +76,7 @@ class SglangEngine(TokenServer):
                 status, answer = await self._get(STATE, LABEL_S)
             except (OSError, ValueError) as error:
                 text = f"cannot connect to {self.url}: {explain(error)}; is the engine up?"
-                raise Absent(text, status=503) from error
+                raise EngineAbsent(text, status=503) from error
             if status != UNAUTHORIZED_STATUS:  # else the request itself is refused, and comes again with another key
                 read_notice(status, answer, self.url)
                 self._is_known = True

@@ -49,6 +49,14 @@ def test_what_sigterm_ends_exits_so_and_says_what_did_not_close(closing: str) ->
     assert ("Traceback" in done.stderr) == (closing != "pass")
 
 
+def test_an_end_that_a_library_makes_another_error_of_is_still_the_end() -> None:
+    """As pybind11 does to what is raised while its module is being imported: the context is lost."""
+    lost = f"exec('try: {TERM}\\nexcept SystemExit: pass'); raise ImportError('SystemExit: 143')"
+    done = run(lost, "pass")
+    assert done.returncode == 143
+    assert "does not close well" in done.stderr
+
+
 @pytest.mark.parametrize(("moment", "trace"), [("raise BusError('no')", False), ("1 / 0", True)])
 def test_an_error_without_it_is_the_process_own(moment: str, *, trace: bool) -> None:
     done = run(moment, "pass")

@@ -31,7 +31,7 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_former_demo_is_removed(tmp_path: Path) -> None:
     home = tmp_path / "demo"
     make_empty(home)
-    _configure(home, seed=0)
+    _configure(home, 0, None)
     (home / "logs").mkdir()
     make_empty(home)
     assert not list(home.iterdir())
@@ -57,7 +57,7 @@ def test_the_last_screen_says_what_happened_and_where_to_go(tmp_path: Path) -> N
 def test_every_program_has_the_home_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLRACE_HOME", str(tmp_path / "elsewhere"))
     make_empty(tmp_path / "demo")
-    settings, file = _configure(tmp_path / "demo", seed=0)
+    settings, file = _configure(tmp_path / "demo", 0, None)
     assert "MILLRACE_HOME" not in os.environ
     assert settings.home == load(file).home == Path(settings.rollout.tasks).parent == tmp_path / "demo"
 
