@@ -2,13 +2,16 @@
 
 Invariants: the group's offset of a partition is the lowest grant that has not finished here, so whoever takes over runs
 it again; a ticket that is resolved already is skipped; commits carry the membership of the poll that read the grants,
-so a worker that lost a partition cannot move it; the member of partition 0 of the grants also loads the tasks.
+so a worker that lost a partition cannot move it; of the grants that it has read the lowest ticket begins first,
+whatever partition it lies in, since versions are made in the order of tickets; the member of partition 0 of the grants
+also loads the tasks.
 
 One thread polls, commits and follows the resolutions; the episodes run in the event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import logging
 import threading
@@ -62,6 +65,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 COMMIT_S = 0.5
+
+AHEAD, AHEAD_BYTES = 1000, 16 << 20
+"""grants that are read before there is room for them, at most: Kafka gives one partition's in bulk"""
 
 FAR = 64 << 20
 """bytes of bits that one ticket may add: half a billion tickets, and no more memory than that"""
@@ -137,6 +143,8 @@ class RolloutWorker:
         self._running: dict[Key, Future[None]] = {}
         self._places: dict[Key, list[tuple[GrantProgress, int, int]]] = {}
         """where the grants lie that end with each; one more after a membership that was lost"""
+        self._line: list[tuple[int, int, int, Record]] = []
+        """(ticket, partition, offset, record) of grants that are read and not begun, a heap"""
         self._samples_running = 0
         self._largest_grant = 1
         self._committed: dict[int, int] = {}
@@ -172,7 +180,7 @@ class RolloutWorker:
 
     def _session(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         """One membership, until it fails or the worker stops."""
-        self.progress, self._committed = GrantProgress(), {}
+        self.progress, self._committed, self._line = GrantProgress(), {}, []
         with (
             self.bus.tail({(self.names.resolutions, 0): EARLIEST}) as tail,
             self.bus.transactor(f"{self.names.group}.{self.names.worker}") as transactor,
@@ -200,36 +208,42 @@ class RolloutWorker:
     def _turn(
         self, loop: asyncio.AbstractEventLoop, member: Member, tail: Tail, transactor: Transactor, since_commit_s: float
     ) -> float:
-        """One poll: as many grants as there is room for, and a commit when one is due. Gives the seconds polled since
+        """One poll, as many grants as there is room for, and a commit when one is due. Gives the seconds polled since
         the last commit."""
         if self.loader is not None and self.loader.failed is not None:
             raise self.loader.failed
         is_broken = self.runner.trouble.is_broken
-        # An agent that is broken gets one grant at a time, to try it.
-        room = int(not self._samples_running) if is_broken else self.runner.concurrency - self._samples_running
         partitions = member.assignment()
         if self.loader is not None and 0 in partitions:  # tasks that nobody can do are not handed out
             self.loader.stop() if is_broken else self.loader.start()
-        if room > 0:
+        if len(self._line) < AHEAD and sum(len(record.value or b"") for *_, record in self._line) < AHEAD_BYTES:
             member.resume(partitions)
         else:
             member.pause(partitions)
-        records = member.poll(max(1, room // self._largest_grant), POLL_S)
-        if records:
+        for record in member.poll(AHEAD // 10, POLL_S):
+            self._read(record)
+        # An agent that is broken gets one grant at a time, to try it.
+        room = int(not self._samples_running) if is_broken else self.runner.concurrency - self._samples_running
+        if self._line and room > 0:
             self._follow(tail, 0.0)
-        for record in records:
-            self._take(loop, record)
+            for _ in range(min(len(self._line), max(1, room // self._largest_grant))):
+                self._take(loop, heapq.heappop(self._line)[-1])
         since_commit_s += POLL_S
         if since_commit_s >= COMMIT_S:
             self._commit(member, transactor)
             since_commit_s = 0.0
         return since_commit_s
 
+    def _read(self, record: Record) -> None:
+        ticket = int(record.key) if record.key.isdigit() else 0
+        heapq.heappush(self._line, (ticket, record.partition, record.offset, record))
+        with self._lock:
+            self.progress.begin(record.partition, record.offset)
+
     def _take(self, loop: asyncio.AbstractEventLoop, record: Record) -> None:
         grant = self._grant(record)
         partition, offset = record.partition, record.offset
         with self._lock:
-            self.progress.begin(partition, offset)
             if grant is None or grant["ticket"] in self.resolved:
                 self.progress.finish(partition, offset)
                 return
@@ -319,6 +333,8 @@ class RolloutWorker:
         return None
 
     def _on_revoke(self, partitions: set[int]) -> None:
+        self._line = [one for one in self._line if one[1] not in partitions]
+        heapq.heapify(self._line)
         with self._lock:
             for partition in partitions:
                 self.progress.forget(partition)

@@ -38,8 +38,9 @@ def record(value: bytes) -> Record:
     ],
 )
 def test_a_grant_that_nobody_can_run_is_finished(over: dict[str, Any]) -> None:
-    it = worker()
-    it._take(None, record(codec.encode("Grant", {**grant(5), **over})))  # type: ignore[arg-type]
+    it, odd = worker(), record(codec.encode("Grant", {**grant(5), **over}))
+    it._read(odd)
+    it._take(None, odd)  # type: ignore[arg-type]
     assert it.progress.position(0) == 1
     assert it._running == {}
 

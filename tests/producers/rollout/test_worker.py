@@ -42,7 +42,7 @@ def grant(ticket: int, size: int = 3, **fields: Any) -> dict[str, Any]:
 def put(w: World, *grants: dict[str, Any]) -> None:
     with w.bus.publisher() as publisher:
         for one in grants:
-            out = Outgoing(NAMES.grants, b"k", codec.encode("Grant", one), partition=one["ticket"] % 2)
+            out = Outgoing(NAMES.grants, b"%d" % one["ticket"], codec.encode("Grant", one), partition=one["ticket"] % 2)
             publisher.publish(out).result(5)
 
 
@@ -100,6 +100,14 @@ async def test_every_sample_of_every_grant_ends_once(w: World):
     assert {e["data"]["status"] for e in ended(w)} == {"completed"}
     assert all(call["trainable"] for call in w.calls())
     assert committed(w) == w.bus.ends(NAMES.grants)
+
+
+async def test_grants_begin_in_the_order_of_their_tickets_whatever_their_partition(w: World):
+    put(w, *(grant(n, size=1) for n in (0, 6, 8, 10, 1, 3, 5, 7)))
+    async with working(w, concurrency=1):
+        await until(lambda: len(ended(w)) == 8)
+    starts = sorted((e["event_time"], e["group"]) for e in w.events() if e["kind"] == "episode_started")
+    assert [group for _, group in starts] == ["0", "1", "3", "5", "6", "7", "8", "10"]
 
 
 async def test_what_runs_no_more_is_finished_and_will_be_committed(w: World, monkeypatch: pytest.MonkeyPatch):
