@@ -41,10 +41,16 @@ class DemoFleet:
         """Bring up all programs, or exactly these."""
         self._supervisor.up([p for p in self._programs.values() if only is None or p.name in only])
 
-    def add(self, name: str, like: str) -> None:
-        """Add and start one more program that runs what `like` runs."""
-        self._programs[name] = replace(self._programs[like], name=name)
+    def add(self, name: str, like: str, environment: Mapping[str, str] | None = None) -> None:
+        """Add one more program that runs what `like` runs, `environment` beside its own, and bring up all programs."""
+        self.enlist(name, like, environment)
         self.up()
+
+    def enlist(self, name: str, like: str, environment: Mapping[str, str] | None = None) -> None:
+        """As `add`, for the next `up` to start it."""
+        program = self._programs[like]
+        variables = {**program.environment, **(environment or {})}
+        self._programs[name] = replace(program, name=name, environment=variables)
 
     def remove(self, name: str) -> None:
         """Stop a program (SIGTERM first) and forget it."""

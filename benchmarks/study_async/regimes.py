@@ -8,9 +8,10 @@ here beside each number."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from benchmarks.study_async.rule import longest
-from benchmarks.study_async.simulation import Engines, Learners, Lengths, Policy
+from benchmarks.study_async.simulation import Engines, Learners, Lengths
 
 RATES = {0: 128.7, 1: 269.3, 2: 356.6, 8: 371.7, 16: 382.4}
 """AReaL's ablation, 1.5B: thousand tokens a second by eta. Its row for eta 4 repeats that of eta 2 and is left out."""
@@ -44,46 +45,27 @@ class Regime:
         return self.synchronous_h * 3600 / self.steps
 
     @property
-    def asynchronous_s(self) -> float:
-        """Seconds of a step as published."""
-        return self.asynchronous_h * 3600 / self.steps
-
-    @property
     def training_s(self) -> float:
         """At most so long does a step train: what a version takes without a bound. Published for 1.5B alone; for the
         others the asynchronous step, which may have waited."""
-        return STEP_TOKENS / SATURATED / 1000 if self.name == "1.5B" else self.asynchronous_s
+        return STEP_TOKENS / SATURATED / 1000 if self.name == "1.5B" else self.asynchronous_h * 3600 / self.steps
 
-    @property
-    def generation_s(self) -> float:
-        """At least so long does a batch alone sample."""
-        return self.synchronous_s - self.training_s
-
-    def parts(self) -> tuple[Engines, Learners, Lengths]:
+    def parts(self) -> tuple[Engines, Lengths, Learners]:
         """A quarter of its engines, and learners as one that is as fast as all. A token's seconds are such that the
         rule gives the published steps at eta 0 and, for 1.5B, at eta 1 under `soft`; the others keep the ratio of the
         two."""
-        lengths = reply_lengths()
-        replies = BATCH * GROUP_SIZE
-        group, batch = longest(lengths, GROUP_SIZE), longest(lengths, replies)
-        first = REGIMES[0]
-        one_s = STEP_TOKENS / RATES[1] / 1000
-        alone = (first.generation_s + first.training_s / 2 - one_s) / (batch - group / 2)
-        crowd = first.generation_s - alone * batch
-        part = self.generation_s / first.generation_s
+        lengths, first = reply_lengths(), REGIMES[0]
+        group, batch = longest(lengths, GROUP_SIZE), longest(lengths, BATCH * GROUP_SIZE)
+        generation_s = first.synchronous_s - first.training_s
+        alone = (generation_s + first.training_s / 2 - STEP_TOKENS / RATES[1] / 1000) / (batch - group / 2)
+        part = (self.synchronous_s - self.training_s) / generation_s
         engines = self.nodes * 8 * 3 // 4 // SCALE
-        tokens = STEP_TOKENS / SCALE / engines
-        return (
-            Engines(engines, PLACES, alone * part, crowd * part / tokens),
-            Learners(1, self.training_s * SCALE / STEP_TOKENS),
-            lengths,
-        )
-
-    def policy(self, eta: int, release: str = "reserve") -> Policy:
-        """A quarter of its batch."""
-        return Policy(BATCH // SCALE, eta, GROUP_SIZE, release)
+        crowd = (generation_s - alone * batch) * engines * SCALE / STEP_TOKENS
+        learners = Learners(token_s=self.training_s * SCALE / STEP_TOKENS)
+        return Engines(engines, PLACES, alone * part, crowd * part), lengths, learners
 
 
+@cache
 def reply_lengths() -> Lengths:
     """Lognormal, cut at the limit, with the mean that 76.0 M tokens a step leave to 8,192 answers."""
     mean = STEP_TOKENS / BATCH / GROUP_SIZE
@@ -103,8 +85,7 @@ REGIMES = (
 """AReaL's models: nodes, steps, hours synchronous and asynchronous"""
 
 SMALL = (Engines(4, 8, 1.0), Lengths(5.0, 1.0, 27.0))
-"""32 places and replies of 5 s in the mean and at most 27: the setting of the first simulation in our notes, which had
-its own dispatch; sigma is ours, such that the longest of eight takes its 13 s"""
+"""32 places, replies of 5 s in the mean and 27 at most; sigma is such that the longest of eight takes 13 s"""
 
 CLUSTER = (Engines(1, 128, 0.0128, 59e-6), Lengths(1000.0, 0.8, 4000.0))
 """an engine as 1.5B's above, with short replies"""
@@ -113,6 +94,6 @@ RANK = Learners(1, 1 / 19_847, reduce_s=0.1, fixed_s=2.0, minibatches=2)
 reduce takes .1 s is assumed"""
 
 
-def cluster(engines: int, ranks: int) -> tuple[Engines, Learners]:
+def cluster(engines: int, ranks: int) -> tuple[Engines, Lengths, Learners]:
     """So many of both."""
-    return replace(CLUSTER[0], count=engines), replace(RANK, count=ranks)
+    return replace(CLUSTER[0], count=engines), CLUSTER[1], replace(RANK, count=ranks)

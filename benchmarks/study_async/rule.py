@@ -4,7 +4,7 @@ B groups of G replies; W tokens a reply in the mean, L the longest of B G (of G 
 replies at once, a token every a + c b seconds with c of them; T seconds a step. Seconds between two versions:
 
     learner     T
-    engines     g = B G W (a / min(C, (eta + 1) B G / E) + b) / E
+    engines     B G W (a / min(C, (eta + 1) B G / E) + b) / E
     stragglers  (a L + q / 2 + T) / (eta + 1) + b B G W / E     q = a B G W / (C E) where B G > C E, else 0
 
 and together the norm of order SHARP of the three: their largest, and a little more where two are near. Stragglers are
@@ -17,14 +17,19 @@ generation + training."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 from benchmarks.study_async.simulation import Engines, Lengths, Policy
 
 SHARP = 12
 CELLS = 400
+NEAR = 1.1
+"""enough engines: a version takes at most so much of what it would with as many as one likes"""
+MANY = 1 << 20
 
 
 @cache
@@ -34,14 +39,12 @@ def longest(lengths: Lengths, count: int) -> float:
     if not lengths.sigma:
         return min(lengths.mean, lengths.most)
     centre = math.log(lengths.mean) - lengths.sigma**2 / 2
-    most = min(lengths.most, math.exp(centre + 6 * lengths.sigma))
-    cell = most / CELLS
+    cell = min(lengths.most, math.exp(centre + 6 * lengths.sigma)) / CELLS
     normal = NormalDist(centre, lengths.sigma)
     return cell * sum(1 - normal.cdf(math.log((number + 0.5) * cell)) ** count for number in range(CELLS))
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Seconds a version takes at least, for each of three reasons."""
 
     learner: float
@@ -51,44 +54,33 @@ class Bounds:
     @property
     def period(self) -> float:
         """Of all together."""
-        largest = max(self.learner, self.engines, self.stragglers)
-        parts = (self.learner, self.engines, self.stragglers)
-        return largest * float(sum((part / largest) ** SHARP for part in parts) ** (1 / SHARP))
+        return max(self) * float(sum((part / max(self)) ** SHARP for part in self) ** (1 / SHARP))
 
     @property
     def name(self) -> str:
-        """The largest."""
-        parts = {"learner": self.learner, "engines": self.engines, "stragglers": self.stragglers}
-        return max(parts, key=lambda name: parts[name])
+        """Of the largest."""
+        return self._fields[self.index(max(self))]
 
 
 def bounds(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) -> Bounds:
     """The formula above."""
-    replies = policy.batch * policy.group_size
+    replies, eta, places = policy.batch * policy.group_size, policy.eta, engines.concurrency
     share = replies / engines.count
     work = share * longest(lengths, 1)
     alone, crowd = work * engines.token_s, work * engines.crowd_s
-    place = engines.concurrency
-    intake = alone / place if share > place else 0.0
-    last = engines.token_s * longest(lengths, policy.group_size if policy.release == "soft" and policy.eta else replies)
-    if not policy.eta:
-        last = max(last, alone / min(place, share) - intake / 2)
+    intake = alone / places if share > places else 0.0
+    last = engines.token_s * longest(lengths, policy.group_size if policy.release == "soft" and eta else replies)
+    if not eta:
+        last = max(last, alone / min(places, share) - intake / 2)
     return Bounds(
-        step_s,
-        alone / min(place, (policy.eta + 1) * share) + crowd,
-        (last + intake / 2 + step_s) / (policy.eta + 1) + crowd,
+        step_s, alone / min(places, (eta + 1) * share) + crowd, (last + intake / 2 + step_s) / (eta + 1) + crowd
     )
 
 
-def engines_for(policy: Policy, engines: Engines, lengths: Lengths, step_s: float, near: float = 1.1) -> int:
-    """The fewest engines with which a version takes at most `near` of what it would with as many as one likes."""
-    count = 1 << 20
-    aim = near * bounds(policy, replace(engines, count=count), lengths, step_s).period
-    low = 1
-    while low < count:
-        middle = (low + count) // 2
-        if bounds(policy, replace(engines, count=middle), lengths, step_s).period <= aim:
-            count = middle
-        else:
-            low = middle + 1
-    return count
+def engines_for(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) -> int:
+    """The fewest engines that are enough."""
+
+    def speed(count: int) -> float:
+        return -bounds(policy, replace(engines, count=count), lengths, step_s).period
+
+    return bisect_left(range(1, MANY), NEAR * speed(MANY), key=speed) + 1

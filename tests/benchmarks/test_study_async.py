@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.study_async import demo, rate, study
+from benchmarks.study_async import rate, real, records, study
 from benchmarks.study_async.__main__ import main
-from benchmarks.study_async.desk import POLICY, Desk
 from benchmarks.study_async.optimum import optimum
-from benchmarks.study_async.regimes import GROUP_SIZE, RATES, REGIMES, STEP_TOKENS
+from benchmarks.study_async.regimes import BATCH, GROUP_SIZE, RATES, REGIMES, SCALE, SMALL, STEP_TOKENS
 from benchmarks.study_async.rule import bounds, engines_for, longest
-from benchmarks.study_async.simulation import Delays, Engines, Learners, Lengths, Policy, Simulation, period, staleness
-from millrace.streams.dispatch.stage import Dispatch, Terms
+from benchmarks.study_async.simulation import (
+    Delays,
+    Engines,
+    Learners,
+    Lengths,
+    Policy,
+    Simulation,
+    Step,
+    period,
+    staleness,
+)
+from millrace.infra.log.memory.bus import MemoryBus
 from millrace.testing.world import CALM, World
 from millrace.trainers.batches.allocation import ReadyGroup
+from tests.support.folding import Bench
+
+
+def takes(seconds: float) -> Step:
+    """A step that always takes so long."""
+    return lambda version, groups: seconds
+
 
 small = settings(max_examples=25, deadline=None)
 times_of = st.lists(st.integers(1, 9), min_size=4, max_size=8).filter(lambda times: len(times) % 2 == 0)
@@ -66,7 +83,7 @@ def test_nothing_older_than_eta_is_trained_and_engines_never_harm(
     ends = []
     for one in (fleet, replace(fleet, count=4 * engines)):
         lengths = Lengths(5, 1.0, 40, seed)
-        versions = Simulation(Policy(batch, eta, size), one, lengths, study.constant(3)).run(8)
+        versions = Simulation(Policy(batch, eta, size), one, lengths, takes(3)).run(8)
         assert 0 <= staleness(versions) <= eta
         assert all(step.begin < step.end for step in versions)
         ends.append(versions[-1].end)
@@ -74,9 +91,7 @@ def test_nothing_older_than_eta_is_trained_and_engines_never_harm(
 
 
 def test_soft_is_faster_than_the_bound_allows() -> None:
-    hard, soft = (
-        Simulation(Policy(8, 1, 1, release), *study.SMALL, study.constant(2)).run(30) for release in ("reserve", "soft")
-    )
+    hard, soft = (Simulation(Policy(8, 1, 1, release), *SMALL, takes(2)).run(30) for release in ("reserve", "soft"))
     assert staleness(hard) == 1 < staleness(soft)
     assert soft[-1].end < hard[-1].end
 
@@ -85,23 +100,23 @@ def test_replies_that_share_an_engine_slow_each_other_and_wait_for_weights() -> 
     def run(load_s: float) -> list[float]:
         engines = Engines(1, 2, 1.0, 0.5, load_s)
         lengths = Lengths(10, 0)
-        return [step.end for step in Simulation(Policy(4, 0), engines, lengths, study.constant(1)).run(2)]
+        return [step.end for step in Simulation(Policy(4, 0), engines, lengths, takes(1)).run(2)]
 
     assert run(0) == pytest.approx([2 * 10 * (1 + 2 * 0.5) + 1, 2 * (2 * 10 * (1 + 2 * 0.5) + 1)])
     assert run(3)[1] == pytest.approx(run(0)[1] + 3)
 
 
 def test_delays_lie_between_the_roles() -> None:
-    delays = Delays(grant_s=1, resolve_s=2, start_s=10, seal_s=100, commit_s=1000)
-    first, second = Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, study.constant(7), delays).run(2)
+    delays = Delays(grant_s=1, resolve_s=2, seal_s=100, commit_s=1000)
+    first, second = Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, takes(7), delays).run(2)
     # Two grants, the second one a second later; its group is complete, and resolved, last.
-    assert first.end == 2 + 10 + 5 + 100 + 2 + 7 + 1  # the first group's resolution ends a second before the second's
+    assert first.end == 2 + 5 + 100 + 2 + 7 + 1  # the first group's resolution ends a second before the second's
     assert second.end == first.end + 1000 + first.end
 
 
 def test_a_simulation_that_cannot_go_on_says_so() -> None:
     with pytest.raises(RuntimeError, match="at rest"):
-        Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, study.constant(7), prompts=3).run(2)
+        Simulation(Policy(2, 0), Engines(1, 2, 1.0), lambda *_: 5.0, takes(7), prompts=3).run(2)
 
 
 def test_ranks_share_a_step_as_the_manifest_deals_it() -> None:
@@ -111,27 +126,27 @@ def test_ranks_share_a_step_as_the_manifest_deals_it() -> None:
     assert Learners(2, 0.5, reduce_s=1, minibatches=2).seconds(0, groups) == 20 + 10 + 2
 
 
-def test_the_runner_of_production_orders_as_the_desk_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runner_of_production_orders_as_the_simulation_does(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    turn = Desk._turn
-    monkeypatch.setattr(Desk, "_turn", lambda self, *what: turns.append((what, emits := turn(self, *what))) or emits)
-    Simulation(Policy(3, 2), Engines(2, 2, 1.0), Lengths(5, 1.0), study.constant(4)).run(6)
-    topics = {f"{POLICY}.{name}": 1 for name in (*rate.INPUTS, *rate.OUTPUTS)} | {"decisions": 1, "dlq": 1}
-    terms = Terms(lease=10**15)
-    with World(0, topics, [lambda: Dispatch(POLICY, 1, terms)], workers=1, chances=CALM) as world:
-        for (topic, name, fields), _ in turns:
-            world.send(topic, "k", name, fields)
+    fold = Bench.record
+    monkeypatch.setattr(Bench, "record", lambda self, *what: turns.append((what, out := fold(self, *what))) or out)
+    Simulation(Policy(3, 2), Engines(2, 2, 1.0), Lengths(5, 1.0), takes(4)).run(6)
+    topics = {topic: 1 for (topic, *_), _ in turns} | {f"p.{name}": 1 for name in ("grants", "resolutions")}
+    with World(0, topics | {"decisions": 1, "dlq": 1}, [records.dispatcher], workers=1, chances=CALM) as world:
+        for what, _ in turns:
+            world.send(*what)
             world.drain()
         for name, topic in (("Grant", "grants"), ("Resolution", "resolutions")):
-            said = [emit.record for _, emits in turns for emit in emits if emit.name == name]
-            written = world.decoded(f"{POLICY}.{topic}")
+            simulated = [emit.record for _, emits in turns for emit in emits if emit.name == name]
+            written = world.decoded(f"p.{topic}")
             keys = ("ticket", "min_version", "deadline") if name == "Grant" else ("kind", "ticket", "seq", "deadline")
-            assert [[r[key] for key in keys] for r in written] == [[r[key] for key in keys] for r in said]
+            assert [[r[key] for key in keys] for r in written] == [[r[key] for key in keys] for r in simulated]
             assert len(written) > 18
 
 
-def test_dispatch_orders_groups_in_memory() -> None:
-    assert rate.in_memory(4, 1, rounds=2, size=2) > 0
+def test_dispatch_orders_groups_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate, "QUIET_S", 0.2)
+    assert rate.groups_per_second(MemoryBus(), time.process_time, 4, 1, rounds=2, size=2) > 0
 
 
 def test_the_longest_of_many() -> None:
@@ -168,21 +183,20 @@ def test_the_rule_gives_the_fewest_engines_that_are_near_enough(
 @pytest.mark.parametrize("eta", [0, 1, 4])
 def test_the_rule_is_near_the_simulation(eta: int) -> None:
     policy, engines, lengths = Policy(16, eta, 4), Engines(4, 8, 0.1, 0.004), Lengths(100, 0.6, 500)
-    versions = Simulation(policy, engines, lengths, study.constant(12)).run(20)
+    versions = Simulation(policy, engines, lengths, takes(12)).run(20)
     assert bounds(policy, engines, lengths, 12).period == pytest.approx(period(versions, 8), rel=0.2)
 
 
 def test_the_regimes_are_those_of_the_paper() -> None:
     first = REGIMES[0]
-    assert first.asynchronous_s * RATES[2] * 1000 == pytest.approx(STEP_TOKENS, rel=0.01)
+    assert first.asynchronous_h * 3600 / first.steps * RATES[2] * 1000 == pytest.approx(STEP_TOKENS, rel=0.01)
     for regime in REGIMES:
-        engines, learners, lengths = regime.parts()
-        policy = regime.policy(0)
-        step_s = study.step_of(policy, learners, lengths)
+        engines, lengths, learners = regime.parts()
+        policy = Policy(BATCH // SCALE, 0, GROUP_SIZE)
+        step_s = study.step_of(policy, lengths, learners)
         assert step_s == pytest.approx(regime.training_s, rel=0.01)
         rule = bounds(policy, engines, lengths, step_s)
         assert rule.period == pytest.approx(regime.synchronous_s, rel=0.01)
-        assert policy.group_size == GROUP_SIZE
 
 
 def test_service_times_come_out_of_a_log_and_give_its_times_again(
@@ -191,40 +205,44 @@ def test_service_times_come_out_of_a_log_and_give_its_times_again(
     """The log that a run with one place, replies of 2 s and .5 s between them would leave."""
     policy = Policy(2, 1)
     delays = Delays(seal_s=0.25, commit_s=0.125)
-    versions = Simulation(policy, Engines(1, 1, 1.0), lambda *_: 2.5, study.constant(1), delays).run(3)
-    log: dict[str, list[demo.Logged]] = {name: [] for name in ("events", "grants", "completions", "resolutions")}
-    log["weights"] = [demo.Logged(0, {"batch": 2, "eta": 1, "group_size": 1})]
-    log["ledger"] = [demo.Logged(0, {"version": 0})]
-    log["ledger"] += [demo.Logged(step.end - 0.5, {"version": n}) for n, step in enumerate(versions, 1)]
+    replies = [2.0 + 0.5 * (n > 0) for n in range(8)]
+    versions = Simulation(policy, Engines(1, 1, 1.0), lambda n, _: replies[n], takes(1), delays).run(3)
+    log: dict[str, list[real.Logged]] = {name: [] for name in ("events", "grants", "completions", "resolutions")}
+    log["weights"] = [real.Logged(0, {"batch": 2, "eta": 1, "group_size": 1})]
+    log["ledger"] = [real.Logged(0, {"version": 0})]
+    log["ledger"] += [real.Logged(step.end, {"version": n}) for n, step in enumerate(versions, 1)]
     for n in range(6):
         start, group = 2.5 * n, f"g{n}"
-        for kind, time in (("episode_started", start), ("episode_ended", start + 2)):
-            event = {"kind": kind, "attempt": f"a{n}", "group": group, "event_time": round(time * 1e6)}
-            log["events"].append(demo.Logged(time, event))
-        log["completions"].append(demo.Logged(start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
-        log["resolutions"].append(demo.Logged(start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
+        for kind, at in (("episode_started", start), ("episode_ended", start + 2)):
+            event = {"kind": kind, "attempt": f"a{n}", "group": group, "event_time": round(at * 1e6)}
+            log["events"].append(real.Logged(at, event))
+        log["completions"].append(real.Logged(start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
+        log["resolutions"].append(real.Logged(start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
     for ticket in range(6):
         version = max(0, ticket // 2 - 1)
-        time = versions[version - 1].end - 0.5 + 0.125 if version else 0.0
-        log["grants"].append(demo.Logged(time, {"min_version": version, "ticket": ticket}))
-    run = demo.measure(log)
-    assert (run.policy, run.places, run.gap_s) == (policy, 1, pytest.approx(0.5))
-    assert set(run.replies.values()) == {2.0}
+        granted = versions[version - 1].end + 0.125 if version else 0.0
+        log["grants"].append(real.Logged(granted, {"min_version": version, "ticket": ticket}))
+    run = real.measure(log)
+    assert (run.policy, run.places) == (policy, 1)
+    assert run.replies == pytest.approx({(n, 0): seconds for n, seconds in enumerate(replies[:6])})
     assert run.delays == Delays(seal_s=pytest.approx(0.25), commit_s=pytest.approx(0.125))
-    assert run.steps == pytest.approx([1, 1, 1])
-    assert next(end for _, _, end in demo.compare(run)) == pytest.approx(versions[-1].end)
-    (tmp_path / demo.FILE).touch()
-    monkeypatch.setattr(demo, "read", lambda home: log)
-    monkeypatch.setattr(sys, "argv", ["study", "--check", "--home", str(tmp_path)])
+    assert [run.step(n, ()) for n in range(3)] == pytest.approx([1, 1, 1])
+    for was, simulated in list(real.compare(run).values())[:-1]:
+        assert simulated == pytest.approx(was)
+    home = tmp_path / "eta1-engines1-batch48"
+    home.mkdir()
+    (home / real.OVER).touch()
+    monkeypatch.setattr(real, "read", lambda home: log)
+    monkeypatch.setattr(sys, "argv", ["study", "--real", str(tmp_path), "--eta", "1"])
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 0
-    assert capsys.readouterr().out.count("yes") == 3
-    log["ledger"][-1] = demo.Logged(99, {"version": 3})  # as if the learners had stood still
-    log["resolutions"][-1] = demo.Logged(98, log["resolutions"][-1].record)
+    assert not end.value.code
+    assert capsys.readouterr().out.splitlines()[-1].count("(1.000)") == 5
+    log["ledger"][-1] = real.Logged(99, {"version": 3})  # as if the learners had stood still
+    log["resolutions"][-1] = real.Logged(98, log["resolutions"][-1].record)
     with pytest.raises(SystemExit) as end:
         main()
-    assert end.value.code == 1
+    assert end.value.code
 
 
 def test_points_are_kept_tabled_and_drawn(

@@ -15,15 +15,16 @@ from millrace.schemas import codec
 
 @dataclass
 class Bench:
-    """One slot of one stage. `clock` is micros for clock stages."""
+    """One slot of one stage. `clock` is micros for clock stages; `strict` as of `SlotState`."""
 
     stage: Stage
     slot: int = 0
     clock: int | None = None
     emits: list[Emit] = field(default_factory=list)
+    strict: bool = True
 
     def __post_init__(self) -> None:
-        self.state = SlotState(self.slot, strict=True)
+        self.state = SlotState(self.slot, strict=self.strict)
         self.fold = Fold(self.stage, self.state, skip_duplicates=False, isolate=False)
         self.offset = 0
 
