@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations
 
-Running = tuple[tuple[int, int], ...]
-"""(seconds left, version when it began) of each task that runs"""
+Tasks = tuple[int, ...]
 
 
 def optimum(
@@ -24,47 +23,39 @@ def optimum(
 ) -> float:
     """Seconds until the last version is committed. `in_line_order`: tasks begin in the order given, as dispatch grants
     them; else in any."""
-    versions = len(times) // batch
 
-    def starts(waiting: tuple[int, ...], free: int) -> Iterator[tuple[int, ...]]:
+    def starts(waiting: Tasks, free: int) -> Iterator[tuple[Tasks, Tasks]]:
+        """(which tasks begin, which wait on)"""
         for many in range(min(free, len(waiting)) + 1):
-            yield from [waiting[:many]] if in_line_order else sorted(set(combinations(waiting, many)))
+            for begun in [waiting[:many]] if in_line_order else sorted(set(combinations(waiting, many))):
+                still = list(waiting)
+                for time in begun:
+                    still.remove(time)
+                yield begun, tuple(still)
 
     @cache
-    def rest(version: int, left: int, waiting: tuple[int, ...], running: Running, done: tuple[int, ...]) -> float:
-        """From here to the end. left: seconds that the training of batch `version` still takes, -1 while idle."""
-        if version == versions:
+    def rest(version: int, left: int, waiting: Tasks, running: tuple[Tasks, ...], done: Tasks) -> float:
+        """From here to the end. left: seconds that the training of batch `version` still takes, -1 while idle; running:
+        (seconds left, version when it began) of each task; done: versions when they began."""
+        if version * batch == len(times):
             return 0
-        best = math.inf
         choices = [(left, done)]
         if left < 0 and len(done) >= batch:
             late = [*done[batch:], *(since for _, since in running)]
             if done[0] >= version - eta and all(since >= version + 1 - eta for since in late):
                 choices.append((training, done[batch:]))
+        best = math.inf
         for seconds, others in choices:
-            for begun in starts(waiting, slots - len(running)):
-                still = list(waiting)
-                for time in begun:
-                    still.remove(time)
-                busy = tuple(sorted((*running, *((time, version) for time in begun))))
-                best = min(best, step(version, seconds, tuple(still), busy, others))
+            for begun, still in starts(waiting, slots - len(running)):
+                busy = sorted((*running, *((time, version) for time in begun)))
+                nexts = [time for time, _ in busy] + [seconds] * (seconds >= 0)
+                if nexts:
+                    passed = min(nexts)
+                    over = tuple(sorted((*others, *(since for time, since in busy if time == passed))))
+                    on = tuple((time - passed, since) for time, since in busy if time > passed)
+                    is_idle = seconds < 0 or seconds == passed
+                    later = rest(version + (seconds == passed), -1 if is_idle else seconds - passed, still, on, over)
+                    best = min(best, passed + later)
         return best
-
-    def step(version: int, left: int, waiting: tuple[int, ...], running: Running, done: tuple[int, ...]) -> float:
-        """Let time pass to the next event."""
-        nexts = [time for time, _ in running] + ([left] if left >= 0 else [])
-        if not nexts:
-            return math.inf
-        passed = min(nexts)
-        ends = [since for time, since in running if time == passed]
-        busy = tuple((time - passed, since) for time, since in running if time > passed)
-        is_committed = left == passed
-        return passed + rest(
-            version + is_committed,
-            -1 if left < 0 or is_committed else left - passed,
-            waiting,
-            busy,
-            tuple(sorted((*done, *ends))),
-        )
 
     return rest(0, -1, tuple(times) if in_line_order else tuple(sorted(times)), (), ())

@@ -129,10 +129,6 @@ class _Engine:
     paused_until: float = 0.0
     stamp: int = 0
 
-    @property
-    def load(self) -> int:
-        return len(self.running)
-
 
 class Simulation:
     """One run. `reply(ticket, sample)` is the tokens that it takes; without `prompts` there are always enough."""
@@ -216,7 +212,7 @@ class Simulation:
     def _fill(self) -> None:
         """Give samples in line to the least loaded engines that have room."""
         touched = {}
-        while self._line and (engine := min(self._fleet, key=_load)).load < self._engines.concurrency:
+        while self._line and len((engine := min(self._fleet, key=_load)).running) < self._engines.concurrency:
             ticket, tokens = self._line.popleft()
             self._serve(engine)
             reply = (engine.served + tokens, next(self._order), ticket, len(self._versions), tokens)
@@ -226,7 +222,7 @@ class Simulation:
             self._schedule(engine)
 
     def _token_s(self, engine: _Engine) -> float:
-        return self._engines.token_s + engine.load * self._engines.crowd_s
+        return self._engines.token_s + len(engine.running) * self._engines.crowd_s
 
     def _serve(self, engine: _Engine) -> None:
         """Bring it to the present."""
@@ -286,7 +282,7 @@ class Simulation:
 
 
 def _load(engine: _Engine) -> int:
-    return engine.load
+    return len(engine.running)
 
 
 def period(versions: Sequence[Trained], warm: int) -> float:
