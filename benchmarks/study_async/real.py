@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.study_async.simulation import Delays, Engines, Policy, Simulation, Trained
 from benchmarks.study_async.study import markdown
@@ -44,11 +44,8 @@ PATIENCE_S = 300.0
 """for engines that start, and for a version"""
 
 
-class Logged(NamedTuple):
-    """A record and when it was written, in seconds since the epoch."""
-
-    time: float
-    record: dict[str, Any]
+Logged = tuple[float, dict[str, Any]]
+"""(when it was written, in seconds since the epoch; a record)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +114,16 @@ def read(home: Path) -> dict[str, list[Logged]]:
     """Every record of a demo that is over, by topic; its broker runs meanwhile."""
     settings = load(home / FILE)
     fleet = DemoFleet(settings, home / FILE)
-    names = ("weights", "grants", "completions", "resolutions", "ledger")
-    topics = {"events": "events"} | {name: f"{settings.policy.name}.{name}" for name in names}
     log: dict[str, list[Logged]] = {}
     try:
         fleet.up((BROKER,))
         make_topics(settings)
         with connect(settings) as bus:
-            for topic, logical in topics.items():
+            for topic in ("events", "weights", "grants", "completions", "resolutions", "ledger"):
+                logical = topic if topic == "events" else f"{settings.policy.name}.{topic}"
                 full = full_name(settings.namespace, logical)
                 records = [record for p in range(bus.partitions(full)) for record in bus.read(full, p)]
-                log[topic] = [Logged(r.timestamp / 1e6, codec.decode(r.value)[1]) for r in records if r.value]
+                log[topic] = [(r.timestamp / 1e6, codec.decode(r.value)[1]) for r in records if r.value]
     finally:
         fleet.down()
     return log
@@ -135,7 +131,7 @@ def read(home: Path) -> dict[str, list[Logged]]:
 
 def measure(log: dict[str, list[Logged]]) -> Measured:
     """The service times of a run."""
-    zero = log["weights"][0].record
+    _, zero = log["weights"][0]
     policy = Policy(zero["batch"], zero["eta"], zero["group_size"])
     starts: dict[str, tuple[float, str]] = {}
     ends: dict[str, float] = {}
@@ -158,18 +154,14 @@ def measure(log: dict[str, list[Logged]]) -> Measured:
             since = min(start, max(left, grants[complete[group][1]]))
             groups[group].append((ends[attempt] - since, ends[attempt]))
     seal = [time - max(end for _, end in groups[group]) for group, (time, _) in complete.items()]
-    commits = [time - begin for time, _ in sorted(log["ledger"], key=lambda item: item.record["version"])]
+    commits = [time - begin for _, time in sorted((entry["version"], time) for time, entry in log["ledger"])]
     whole = [0.0] * (len(commits) - 1)
-    for time_, resolution in log["resolutions"]:
+    for time, resolution in log["resolutions"]:
         if resolution["kind"] == "ready" and resolution["seq"] < len(whole) * policy.batch:
             version = resolution["seq"] // policy.batch
-            whole[version] = max(whole[version], time_ - begin)
-    granted: dict[int, float] = {}
-    for time_, grant in log["grants"]:
-        granted[grant["min_version"]] = min(granted.get(grant["min_version"], time_), time_)
-    turns = [
-        granted[version] - begin - commit for version, commit in enumerate(commits) if version and version in granted
-    ]
+            whole[version] = max(whole[version], time - begin)
+    granted = {grant["min_version"]: time - begin for time, grant in sorted(log["grants"], key=_time, reverse=True)}
+    turns = [granted[version] - commit for version, commit in enumerate(commits) if version and version in granted]
     replies = {
         (complete[group][1], number): seconds
         for group, samples in groups.items()
@@ -177,6 +169,10 @@ def measure(log: dict[str, list[Logged]]) -> Measured:
     }
     delays = Delays(seal_s=statistics.median(seal), commit_s=statistics.median(turns))
     return Measured(policy, places, replies, whole, commits[1:], delays)
+
+
+def _time(logged: Logged) -> float:
+    return logged[0]
 
 
 def compare(run: Measured, engines: int = 1) -> Parts:
@@ -215,11 +211,5 @@ def agrees(parts: Parts) -> bool:
 
 def table(rows: Sequence[tuple[int, int, Parts]]) -> str:
     """Real seconds, virtual seconds and their ratio by part, for each (eta, engines, parts)."""
-    head = ["eta", "engines", *rows[0][2]]
-    return markdown(
-        head,
-        [
-            [eta, engines, *(f"{a:.1f}, {b:.1f} ({b / a:.3f})" if a else "0" for a, b in parts.values())]
-            for eta, engines, parts in rows
-        ],
-    )
+    lines = [[*key, *(f"{a:.1f}, {b:.1f} ({b / a:.3f})" for a, b in parts.values())] for *key, parts in rows]
+    return markdown(["eta", "engines", *rows[0][2]], lines)

@@ -17,16 +17,20 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.study_async import regimes
+from benchmarks.study_async import records, regimes
 from benchmarks.study_async.optimum import optimum
-from benchmarks.study_async.rate import groups_per_second
 from benchmarks.study_async.regimes import RATES, REGIMES, cluster
 from benchmarks.study_async.rule import bounds, engines_for, longest
 from benchmarks.study_async.simulation import Delays, Engines, Learners, Lengths, Policy, Simulation, period
 from benchmarks.study_async.simulation import staleness as oldest
+from millrace.infra.log.base import Bus, Outgoing
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.log.topics import TopicSizes, full_name
 from millrace.infra.machine.broker import Broker
+from millrace.infra.stages.live import StageRunner
+from millrace.infra.stages.slot import RunnerSettings
+from millrace.schemas import codec
 
 Row = dict[str, Any]
 Point = tuple[Row, Callable[[], Row]]
@@ -36,6 +40,9 @@ ENGINES = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 DISPATCH = Delays(grant_s=0.0005, resolve_s=0.0005, seal_s=0.1, commit_s=0.1)
 """a thousand groups a second, and tenths of seconds between roles, as measured in the loop"""
+
+QUIET_S = 1.0
+"""without a record for so long, everything is folded; not counted"""
 
 
 def step_of(policy: Policy, lengths: Lengths, learners: Learners) -> float:
@@ -127,6 +134,56 @@ def rates() -> Iterator[Point]:
     for batch, eta in ((64, 1), (512, 1), (512, 4), (512, 8), (2048, 4)):
         yield {"over": "memory", "batch": batch, "eta": eta}, partial(_memory_rate, batch, eta)
     yield {"over": "broker", "batch": 512, "eta": 4}, partial(_broker_rate, 512, 4)
+
+
+def groups_per_second(
+    bus: Bus, clock: Callable[[], float], batch: int, eta: int, rounds: int = 3, size: int = 16
+) -> float:
+    """What one dispatch process orders, with the production runner: state, turns, changelog and transactions as in
+    production. A round grants B groups of `size`, completes them all and commits the version, so each costs its prompt,
+    grant, completion, release and its part of a ledger entry. Only the runner's steps are timed, in seconds of
+    `clock`, and not who writes its input."""
+    layout = TopicSizes(f"rate{batch}x{eta}", records.POLICY, slots=1, shards=1)
+    bus.ensure_topics(layout.specs())
+    runner = StageRunner(bus, records.dispatcher(), RunnerSettings(layout.namespace))
+    publisher = bus.publisher()
+    shuffle, seconds = random.Random(0), 0.0
+
+    def send(topic: str, schema: str, record: object) -> None:
+        full = full_name(layout.namespace, topic)
+        publisher.publish(Outgoing(full, b"k", codec.encode_by_name(schema, record)))
+
+    def drain() -> float:
+        publisher.flush(60)
+        last = time.perf_counter()
+        begin = end = clock()
+        while time.perf_counter() - last < QUIET_S:
+            if runner.step(0.05):
+                last, end = time.perf_counter(), clock()
+        return end - begin
+
+    try:
+        send(*records.version_zero(batch, eta, size))
+        for number in range((eta + 1) * batch):
+            send(*records.prompt(number))
+        send(*records.completion(None, [], -1, -1, 0.0))
+        drain()
+        for version in range(rounds):
+            tickets = list(range(version * batch, (version + 1) * batch))
+            for ticket in tickets:
+                send(*records.prompt((eta + 1) * batch + ticket))
+            for ticket in shuffle.sample(tickets, batch):
+                send(*records.completion(ticket, [1000] * size, version, version, version + 1.0))
+            seconds += drain()
+            send(*records.commit(version + 1, (version + 1) * batch))
+            seconds += drain()
+    finally:
+        runner.close()
+        publisher.close()
+    topic = full_name(layout.namespace, f"{records.POLICY}.resolutions")
+    ready = sum(record.headers["kind"] == b"ready" for record in bus.read(topic, 0))
+    assert ready == rounds * batch, f"{ready} of {rounds * batch} groups have a seq"
+    return rounds * batch / seconds
 
 
 def _memory_rate(batch: int, eta: int) -> Row:

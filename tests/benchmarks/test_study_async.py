@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.study_async import rate, real, records, study
+from benchmarks.study_async import real, records, study
 from benchmarks.study_async.__main__ import main
 from benchmarks.study_async.optimum import optimum
 from benchmarks.study_async.regimes import BATCH, GROUP_SIZE, RATES, REGIMES, SCALE, SMALL, STEP_TOKENS
@@ -56,6 +56,36 @@ def test_production_never_beats_the_optimum(times: list[int], slots: int, step_s
     in_line = optimum(times, slots, 2, step_s, eta, in_line_order=True)
     assert real >= in_line - 1e-9
     assert in_line >= optimum(times, slots, 2, step_s, eta)
+
+
+@small
+@given(times=times_of, slots=st.integers(1, 2), step_s=st.integers(0, 5), eta=st.integers(0, 2), in_line=st.booleans())
+def test_more_places_and_a_larger_eta_never_harm_the_optimum(
+    times: list[int], slots: int, step_s: int, eta: int, in_line: bool
+) -> None:
+    best = optimum(times, slots, 2, step_s, eta, in_line_order=in_line)
+    assert optimum(times, slots + 1, 2, step_s, eta, in_line_order=in_line) <= best
+    assert optimum(times, slots, 2, step_s, eta + 1, in_line_order=in_line) <= best
+    assert best >= max(sum(times) / slots, len(times) // 2 * step_s)
+
+
+@small
+@given(
+    reply=st.integers(1, 9),
+    batch=st.integers(1, 4),
+    slots=st.integers(1, 6),
+    step_s=st.integers(0, 9),
+    eta=st.integers(0, 4),
+    release=st.sampled_from(("reserve", "soft")),
+)
+def test_where_replies_are_alike_more_places_and_a_larger_eta_never_harm_production(
+    reply: int, batch: int, slots: int, step_s: int, eta: int, release: str
+) -> None:
+    """No order of them is better than another, so nothing can be lost by it."""
+    times = [reply] * 8 * batch
+    real = study.finish(times, slots, batch, step_s, eta, release)
+    assert study.finish(times, slots + 1, batch, step_s, eta, release) <= real + 1e-9
+    assert study.finish(times, slots, batch, step_s, eta + 1, release) <= real + 1e-9
 
 
 def test_the_optimum_of_an_instance_that_one_can_do_by_hand() -> None:
@@ -145,8 +175,8 @@ def test_the_runner_of_production_orders_as_the_simulation_does(monkeypatch: pyt
 
 
 def test_dispatch_orders_groups_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate, "QUIET_S", 0.2)
-    assert rate.groups_per_second(MemoryBus(), time.process_time, 4, 1, rounds=2, size=2) > 0
+    monkeypatch.setattr(study, "QUIET_S", 0.2)
+    assert study.groups_per_second(MemoryBus(), time.process_time, 4, 1, rounds=2, size=2) > 0
 
 
 def test_the_longest_of_many() -> None:
@@ -180,6 +210,29 @@ def test_the_rule_gives_the_fewest_engines_that_are_near_enough(
     assert count == 1 or seconds(count - 1) > 1.1 * best
 
 
+@small
+@given(
+    eta=st.integers(0, 8),
+    batch=st.integers(1, 600),
+    size=st.integers(1, 16),
+    count=st.integers(1, 500),
+    crowd_s=st.sampled_from((0.0, 0.01)),
+    step_s=st.floats(1, 500),
+    release=st.sampled_from(("reserve", "soft")),
+)
+def test_by_the_rule_engines_and_eta_never_harm_and_no_version_is_faster_than_its_step(
+    eta: int, batch: int, size: int, count: int, crowd_s: float, step_s: float, release: str
+) -> None:
+    def seconds(eta: int, count: int) -> float:
+        engines = Engines(count, 16, 1.0, crowd_s)
+        return bounds(Policy(batch, eta, size, release), engines, Lengths(20, 0.8, 80), step_s).period
+
+    now = seconds(eta, count)
+    assert now >= step_s
+    assert seconds(eta, count + 1) <= now * (1 + 1e-9)
+    assert seconds(eta + 1, count) <= now * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("eta", [0, 1, 4])
 def test_the_rule_is_near_the_simulation(eta: int) -> None:
     policy, engines, lengths = Policy(16, eta, 4), Engines(4, 8, 0.1, 0.004), Lengths(100, 0.6, 500)
@@ -208,20 +261,20 @@ def test_service_times_come_out_of_a_log_and_give_its_times_again(
     replies = [2.0 + 0.5 * (n > 0) for n in range(8)]
     versions = Simulation(policy, Engines(1, 1, 1.0), lambda n, _: replies[n], takes(1), delays).run(3)
     log: dict[str, list[real.Logged]] = {name: [] for name in ("events", "grants", "completions", "resolutions")}
-    log["weights"] = [real.Logged(0, {"batch": 2, "eta": 1, "group_size": 1})]
-    log["ledger"] = [real.Logged(0, {"version": 0})]
-    log["ledger"] += [real.Logged(step.end, {"version": n}) for n, step in enumerate(versions, 1)]
+    log["weights"] = [(0.0, {"batch": 2, "eta": 1, "group_size": 1})]
+    log["ledger"] = [(0.0, {"version": 0})]
+    log["ledger"] += [(step.end, {"version": n}) for n, step in enumerate(versions, 1)]
     for n in range(6):
         start, group = 2.5 * n, f"g{n}"
         for kind, at in (("episode_started", start), ("episode_ended", start + 2)):
             event = {"kind": kind, "attempt": f"a{n}", "group": group, "event_time": round(at * 1e6)}
-            log["events"].append(real.Logged(at, event))
-        log["completions"].append(real.Logged(start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
-        log["resolutions"].append(real.Logged(start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
+            log["events"].append((at, event))
+        log["completions"].append((start + 2.25, {"kind": "complete", "group": group, "ticket": n}))
+        log["resolutions"].append((start + 2.25, {"kind": "ready", "group": group, "ticket": n, "seq": n}))
     for ticket in range(6):
         version = max(0, ticket // 2 - 1)
         granted = versions[version - 1].end + 0.125 if version else 0.0
-        log["grants"].append(real.Logged(granted, {"min_version": version, "ticket": ticket}))
+        log["grants"].append((granted, {"min_version": version, "ticket": ticket}))
     run = real.measure(log)
     assert (run.policy, run.places) == (policy, 1)
     assert run.replies == pytest.approx({(n, 0): seconds for n, seconds in enumerate(replies[:6])})
@@ -238,8 +291,8 @@ def test_service_times_come_out_of_a_log_and_give_its_times_again(
         main()
     assert not end.value.code
     assert capsys.readouterr().out.splitlines()[-1].count("(1.000)") == 5
-    log["ledger"][-1] = real.Logged(99, {"version": 3})  # as if the learners had stood still
-    log["resolutions"][-1] = real.Logged(98, log["resolutions"][-1].record)
+    log["ledger"][-1] = (99, {"version": 3})  # as if the learners had stood still
+    log["resolutions"][-1] = (98, log["resolutions"][-1][1])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code
