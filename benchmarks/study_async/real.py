@@ -40,7 +40,7 @@ TOTALS = ("last version", "version 1 to the last", "the same, times drawn")
 """what must agree: with each reply as long as it was, and with its time drawn from those of all"""
 Parts = dict[str, tuple[float, float]]
 """(real seconds, virtual seconds) by part"""
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 """for engines that start, and for a version"""
 
 

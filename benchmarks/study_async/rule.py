@@ -77,6 +77,14 @@ def bounds(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) ->
     )
 
 
+def by_hand(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) -> float:
+    """Seconds a version as the page has one work it out, for engines that do not slow down with company."""
+    replies = policy.batch * policy.group_size
+    longest_s, mean_s = (engines.token_s * longest(lengths, count) for count in (replies, 1))
+    taking_s = replies * mean_s / engines.concurrency / engines.count
+    return max(step_s, (longest_s + step_s) / (policy.eta + 1), taking_s)
+
+
 def engines_for(policy: Policy, engines: Engines, lengths: Lengths, step_s: float) -> int:
     """The fewest engines that are enough."""
 
