@@ -141,7 +141,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.frameworks": FRAMEWORKS,
     '.venv/bin/python -m benchmarks.frameworks --only LangGraph --only "Codex CLI" --cache downloads': FRAMEWORKS,
     ".venv/bin/python -m benchmarks.frameworks --here": FRAMEWORKS,
-    ".venv/bin/python -m benchmarks.study_async --check": ASYNCHRONY,
+    ".venv/bin/python -m benchmarks.study_async --real runs --eta 0 1 2 4 --engines 1 2": ASYNCHRONY,
     ".venv/bin/python -m benchmarks.study_async --groups 512 --group-size 16 --generation-s 120 --longest-s 350"
     " --train-s 190": ASYNCHRONY,
     ".venv/bin/python -m benchmarks.study_async --out async.jsonl --plot async.svg": ASYNCHRONY,
