@@ -165,11 +165,11 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t": lambda e: (
         -e.u_t.clamp(1 - e.k.clip_low, 1 + e.k.high).detach() * e.A_t * e.logp
     ),
-    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))": lambda e: (
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), sign(A_i) clip(logp_t - behav_t, -clip_low, clip_high))": lambda e: (
         e.A_i.sign()
         * torch.minimum(
             e.A_i.sign() * (e.logp - e.behav),
-            (e.A_i.sign() * (e.logp - e.behav)).clamp(-e.k.clip_low, e.k.high),
+            e.A_i.sign() * (e.logp - e.behav).clamp(-e.k.clip_low, e.k.high),
         )
     ),
     "-exp(mean_i d_t) A_i": lambda e: -of_sample(e, e.d_t).exp() * e.A_i,
