@@ -350,6 +350,8 @@ class Reloader:
         elif self._status.is_due:
             await self._status.say("starting", f"{self._control.url} does not answer: the engine loads, or is gone")
         self._alive = False
+        if self._leaves and self._machine.incarnation is None and self._on_drain is not None:
+            self._on_drain()  # it never answered, so it has no calls
 
     async def _hear(self, follower: Follower, timeout_s: float) -> None:
         """Until something was written, or the time is over."""
