@@ -23,7 +23,7 @@ JOIN = Role(
     "Run one inference engine here, and have it join the policy's fleet by the log alone.",
     "It is kept on the newest version and announced, so that every gateway finds it: this machine needs [kafka], the "
     "namespace, the policy's name, an [engine] url that gateways reach, and the weights' directory. Run as many as you "
-    "like. On SIGTERM, or `millrace drain`, it takes no new calls, and ends once it has none.",
+    "like. Told to end, or by `millrace drain`, it takes no new calls, and ends once it has none.",
     "millrace.consumers.reloader.join:run",
 )
 

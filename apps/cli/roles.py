@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
-from rich.markup import escape
 
-from millrace.apps.cli.context import become_role, call, entry
+from millrace.apps.cli.context import become_role, call, entry, in_help
 
 if TYPE_CHECKING:
     from millrace.infra.config import Settings
@@ -28,7 +27,7 @@ class Role(NamedTuple):
     @property
     def help(self) -> str:
         """The command's help; a list of commands shows its first paragraph."""
-        return f"{self.does}\n\n{escape(self.many)} Ends well on SIGTERM."
+        return f"{self.does}\n\n{in_help(self.many)} Ends well on SIGTERM."
 
 
 ROLES = (

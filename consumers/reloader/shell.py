@@ -144,6 +144,8 @@ class Reloader:
         self._status = Status(bus, self._machine, namespace=namespace, worker=worker, url=control.url, kind=kind)
         self._reference: Signature | None = None
         self._alive = False
+        self._has_former = False
+        """whether statuses of former starts may stand"""
 
     @property
     def served(self) -> int | None:
@@ -232,10 +234,20 @@ class Reloader:
         if self._machine.see(state):
             log.info("%s: incarnation %s with label %s", self._worker, state.incarnation, state.label)
             await self._status.renew()
-            await self._status.withdraw_former(state.incarnation)
+            self._has_former = True
         elif not self._alive:
             await self._status.renew()
         self._alive = True
+        if self._has_former:
+            await self._withdraw(state.incarnation)
+
+    async def _withdraw(self, incarnation: str) -> None:
+        """What former starts said, which lapses by itself where the log does not answer now."""
+        try:
+            await self._status.withdraw_former(incarnation)
+            self._has_former = False
+        except UnreachableError as error:
+            log.warning("%s: statuses of its former starts stay until the log answers: %s", self._worker, error)
 
     async def _swap(self, version: int) -> None:
         event = self._machine.events[version]
@@ -338,6 +350,8 @@ class Reloader:
         elif self._status.is_due:
             await self._status.say("starting", f"{self._control.url} does not answer: the engine loads, or is gone")
         self._alive = False
+        if self._leaves and self._machine.incarnation is None and self._on_drain is not None:
+            self._on_drain()  # it never answered, so it has no calls
 
     async def _hear(self, follower: Follower, timeout_s: float) -> None:
         """Until something was written, or the time is over."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -16,13 +17,23 @@ RESERVED_NAMES = ("CONFIG", "DEPLOYMENT", "PROCESS", "ROLE", "SETTINGS")
 which of several processes of a gateway it is, and the digest of the settings it was started with."""
 
 
-def explain(problem: Mapping[str, Any]) -> str:
-    """One line for one of pydantic's findings."""
-    where = [str(part) for part in problem["loc"]]
-    if problem["type"] == "extra_forbidden":
-        return f"{_key_of(where)} is no setting{nearest(where[-1], _model_at(where[:-1]).model_fields)}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{_key_of(where)}: {message[0].lower()}{message[1:]}" if where else message
+def explain(problems: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One line for each of pydantic's findings; for a setting of several kinds one that names them all."""
+    lines: dict[str, str] = {}
+    for problem in problems:
+        where = _without_kind([str(part) for part in problem["loc"]])
+        message = str(problem["msg"]).removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            key = f"{_key_of(where)} is no setting"
+            lines[key] = key + nearest(where[-1], _model_at(where[:-1]).model_fields)
+        elif not where:
+            lines[message] = message
+        else:
+            key, says = _key_of(where), f"{message[0].lower()}{message[1:]}"
+            lines[key] = (
+                f"{lines[key]}, or {says.removeprefix('input should be ')}" if key in lines else f"{key}: {says}"
+            )
+    return list(lines.values())
 
 
 def check_names(environment: Mapping[str, str]) -> None:
@@ -46,6 +57,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 def _key_of(where: list[str]) -> str:
     return f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
+
+
+def _without_kind(where: list[str]) -> list[str]:
+    """A location without the kind, of several that a setting may have, that pydantic ends it with."""
+    table = where[:-1]
+    fields = _model_at(table[:-1]).model_fields if table else {}
+    annotation = fields[table[-1]].annotation if table and table[-1] in fields else None
+    return table if get_origin(annotation) in (Union, UnionType) else where
 
 
 def _model_at(where: list[str]) -> type[BaseModel]:

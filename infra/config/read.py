@@ -45,8 +45,8 @@ def load(file: Path | None = None, flags: Mapping[str, object] | None = None) ->
     try:
         return Settings(**data)
     except ValidationError as error:
-        lines = [explain(problem) + texts.get(problem["loc"], "") for problem in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+        problems = [{**problem, "msg": problem["msg"] + texts.get(problem["loc"], "")} for problem in error.errors()]
+        raise ConfigError("\n".join(explain(problems))) from None
 
 
 def _is_there(path: Path) -> bool:

@@ -74,6 +74,11 @@ def test_tables_in_the_environment_are_json(monkeypatch: pytest.MonkeyPatch) -> 
         ("[gateway]\nprot = 1", r"\[gateway\] prot is no setting; did you mean port\?"),
         ("[gatewey]\nport = 1", "gatewey is no setting; did you mean gateway"),
         ("namspace = 'x'", "did you mean namespace"),
+        ("[learner]\ntokens_per_pack = 0", r"^\[learner\] tokens_per_pack: input should be greater than 0, or 'auto'$"),
+        (
+            "[learner]\nactivation_checkpointing = 'some'",
+            r"^\[learner\] activation_checkpointing: input should be a valid boolean, [^\n]*, or 'selective'$",
+        ),
         ("[gateway.keys.me]\nky = 'x'\nkey = 'y'", r"\[gateway.keys.me\] ky is no setting; did you mean key"),
         ("[governance.tenants.acme]\ntrian = true", "did you mean train"),
         ("[policy]\nzzz = 1", "known: awaits, batch, dynamic_sampling"),

@@ -9,8 +9,9 @@ KTO https://arxiv.org/abs/2402.01306, equations 7 and 8.
 
 A reply is a lineage; it is desirable if its reward is above `threshold`. The paper estimates z from the batch, each
 prompt with the reply to another one: `mismatches` makes such samples. They have no reward, train nothing and no
-denominator counts them. z is taken over all ranks with the weights that a batch starts from, so it does not depend on
-how the batch is cut; without such samples it is 0.
+denominator counts them; neither does it count a reply whose reward is missing, of which z knows nothing either. z is
+taken over all ranks with the weights that a batch starts from, so it does not depend on how the batch is cut; without
+mismatches it is 0.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def mismatches(samples: Sequence[Sample], longest: int) -> list[Sample]:
             name: np.concatenate([getattr(sample, name)[:begin], getattr(other, name)[end:]])[:longest]
             for name in ("tokens", "mask", "logprobs", "versions")
         }
-        made.append(replace(sample, **joined, reward=None, trajectory=f"{sample.trajectory}/{other.trajectory}"))
+        name = f"{sample.trajectory}/{other.trajectory}"
+        made.append(replace(sample, **joined, reward=None, trajectory=name, is_mismatch=True))
     return made
 
 
@@ -81,7 +83,7 @@ class Kto(TokenAlgorithm):
             side = 0.0 if sample.reward is None else 1.0 if sample.reward > self.threshold else -1.0
             keep = fresh(sample, oldest).astype(np.float32) * (side != 0)
             out[sample] = {KEEP: keep, SIDE: keep * np.float32(side), REFERENCE: scores[REFERENCE][sample]}
-            if sample.reward is None and sample.trainable:
+            if sample.is_mismatch and sample.trainable:
                 gaps.append(float((scores[PROXIMAL][sample] - scores[REFERENCE][sample]).astype(np.float64).sum()))
         total, count = reduce([math.fsum(gaps), float(len(gaps))])
         baseline = max(0.0, total / count) if count else 0.0

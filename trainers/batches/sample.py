@@ -24,7 +24,8 @@ class Sample:
     """tokens int32[T]; mask uint8[T], 1 where the policy sampled and may train; logprobs float32[T], the behaviour
     policy's, 0 where mask is 0; versions int32[T], -1 where not generated; reward of the trajectory, None when none
     arrived (or it is not a number); seq, the group's place in the policy's order; truncated, whether the reply was cut
-    off by a limit instead of ended by the policy."""
+    off by a limit instead of ended by the policy; is_mismatch, whether it is of no trajectory, but a prompt with the
+    reply to another one (`kto.mismatches`)."""
 
     tokens: NDArray[np.int32]
     mask: NDArray[np.uint8]
@@ -36,6 +37,7 @@ class Sample:
     trajectory: str
     lineage: int = 0
     truncated: bool = False
+    is_mismatch: bool = False
 
     def __post_init__(self) -> None:
         where = f"trajectory {self.trajectory}, lineage {self.lineage}"

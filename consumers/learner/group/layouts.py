@@ -76,6 +76,11 @@ def check(learner: config.Learner, shards: int) -> list[RolePlace]:
             f"[learner] backend {learner.backend} trains with {need.fewest} learners, and [topics] shards = {shards} "
             f"lets {shards} share a policy: choose a smaller layout, or a new namespace with more shards"
         )
+    if learner.optimizer_offload and (learner.precision != "bf16" or max(need.fewest, learner.learners) > 1):
+        raise ConfigError(
+            "[learner] optimizer_offload: main memory keeps what the bf16 copies of one learner are made of: set "
+            'precision = "bf16" and learners = 1, or backend = "deepspeed" with zero_offload for several'
+        )
     if learner.lora.rank and need.fewest > 1:
         raise ConfigError(
             "[learner] lora: an adapter trains with data parallelism alone and all roles on the same ranks; "

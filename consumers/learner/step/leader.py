@@ -292,8 +292,12 @@ class Leader:
             with p.backend.clock.phase("collect"):
                 if self._collection is not None:
                     self._collection.result()
-                serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
-                digests = self.log.all_digests(self.head.version)
+                try:
+                    serving = serving_versions(p.bus, p.workers_topic, p.settings.policy.name, now_micros())
+                    digests = self.log.all_digests(self.head.version)
+                except UnreachableError as error:  # also while a generation ends; a later version collects
+                    p.observer.warn(f"no former version is collected now: {error}")
+                    return
                 self._collection = self._writer.submit(
                     collect,
                     p.root,

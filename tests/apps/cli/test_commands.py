@@ -129,6 +129,13 @@ def test_help_loses_no_section_to_markup() -> None:
                 assert section not in Settings.model_fields, f"{name} {parameter.name}"
 
 
+def test_help_that_is_no_terminal_s_has_no_markup() -> None:
+    for command in (["reload"], ["engine"], ["engine", "join"]):
+        said = run(app, [*command, "--help"])
+        assert "\\[" not in said.stdout, command
+        assert "[engine] url" in said.stdout, command
+
+
 READABLE = (
     "status",
     "doctor",

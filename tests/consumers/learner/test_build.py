@@ -124,6 +124,11 @@ def test_the_learning_rate_and_how_passes_are_computed(tmp_path: Path) -> None:
         ({"learner__backend": "deepspeed", "learner__zero_stage": 0, "learner__zero_offload": True}, "ZeRO 0 keeps"),
         ({"learner__zero_stage": 3}, r"\[learner\] zero_stage: backend torch has no such option, only deepspeed"),
         ({"learner__zero_offload": True}, "only deepspeed"),
+        ({"learner__optimizer_offload": True}, r"\[learner\] optimizer_offload: .*set precision = \"bf16\""),
+        (
+            {"learner__optimizer_offload": True, "learner__precision": "bf16", "learner__learners": 2},
+            r"optimizer_offload: .*learners = 1",
+        ),
         ({"learner__backend": "megatron:p2", "learner__pipeline_schedule": "gpipe"}, "only torch"),
         (
             {"learner__backend": "megatron", "learner__offload": '["reference"]'},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 
 from millrace.consumers import policy_names
 from millrace.consumers.learner import build
+from millrace.consumers.learner.step import leader
 from millrace.infra import faults
 from millrace.infra.config import Settings
-from millrace.infra.errors import LedgerError, RefusedError, UnreachableError
+from millrace.infra.errors import LedgerError, RefusedError, RegroupError, UnreachableError
 from millrace.infra.log.topics import full_name
 from millrace.schemas import codec
 from millrace.schemas.arrays import pack, unpack
@@ -371,3 +373,39 @@ def test_a_step_that_was_trained_on_no_version_goes_with_its_generation(place: M
     assert [row["version"] for row in entries(it.bus, it.settings)] == [0, 1, 2, 3]
     assert any("the commit of version 1 was refused" in text for text in it.warnings)
     assert len(steps) == 5, "two that were for nothing, three that are versions"
+
+
+def test_a_log_that_is_silent_while_a_generation_ends_ends_no_process(
+    place: Make, whole: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer dies beside a version on its way, which is committed; who serves what is not to be had then."""
+    it = place(**{"learner.keep": 1})
+    feed(it.bus, it.settings, range(12))
+    for number in range(8):
+        (Path(it.settings.weights) / f"beside-{number}").mkdir()
+    second_step, steps, looks = threading.Event(), [], []
+
+    def hook(point: str) -> None:
+        if point == "learner.after_step":
+            steps.append(point)
+            if len(steps) == 2:
+                second_step.set()
+                raise RegroupError("a peer died")
+        elif point == "learner.before_begin":
+            assert second_step.wait(60)
+
+    def serving(*arguments: Any) -> set[int]:
+        looks.append(arguments)
+        if len(looks) == 1:
+            raise UnreachableError("the broker did not answer")
+        return set()
+
+    monkeypatch.setattr(leader, "serving_versions", serving)
+    before = faults.install(hook)
+    try:
+        it.learn(3)
+    finally:
+        faults.install(before)
+    assert digests(it) == whole
+    assert len(steps) == 4, "only what was trained on no version is trained again"
+    assert len(looks) > 1, "the next one collects"

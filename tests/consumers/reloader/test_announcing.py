@@ -3,6 +3,7 @@ stop."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,13 @@ async def test_an_engine_that_hangs_is_said_to_be_gone_until_it_answers(
         scripted.hangs = False
         await until(lambda: said(bus)[-1]["state"] == "serving")
     assert len(scripted.served) == 1, "it kept its weights"
+
+
+async def test_an_engine_that_never_answered_has_no_calls_to_wait_for(scripted: ScriptedEngine, start: Start) -> None:
+    drained: list[bool] = []
+    scripted.dead = True
+    async with start(scripted, on_drain=lambda: drained.append(True)) as reloader:
+        await asyncio.sleep(0.1)
+        assert not drained
+        reloader.leave()
+        await until(lambda: bool(drained), 10)

@@ -16,8 +16,9 @@ from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.control import EngineState
 from millrace.infra.engines.inprocess import engine as inprocess
 from millrace.infra.engines.inprocess.engine import InprocessEngine
-from millrace.infra.errors import EngineError
-from millrace.infra.log.base import Outgoing
+from millrace.infra.errors import EngineError, UnreachableError
+from millrace.infra.log.base import Outgoing, Record
+from millrace.infra.log.history.reader import History
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import WORKERS, announce, damaged, statuses, weight_event
@@ -187,6 +188,28 @@ async def test_a_restarted_engine_is_loaded_again_and_the_old_incarnation_withdr
         scripted.restart()
         await until(lambda: len(scripted.served) == 2)
     assert _standing_keys(bus) == {b"engine-0/2"}
+
+
+async def test_a_log_that_is_silent_as_an_engine_restarts_ends_no_reloader(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`engine join` would end its engine with it."""
+    announce(bus, weight_event(0, folders[0]))
+    async with start(scripted) as reloader:
+        await until(lambda: reloader.served == 0)
+        looks, read = [], History.newest_by_key
+
+        def newest(self: History, kind: str) -> dict[bytes, Record]:
+            looks.append(kind)
+            if len(looks) < 3:
+                raise UnreachableError("the broker did not answer")
+            return read(self, kind)
+
+        monkeypatch.setattr(History, "newest_by_key", newest)
+        scripted.restart()
+        await until(lambda: len(looks) == 3 and reloader.served == 0)
+        await until(lambda: _standing_keys(bus) == {b"engine-0/2"})
+    assert looks == ["workers"] * 3
 
 
 async def test_an_engine_that_still_loads_is_said_to_start(

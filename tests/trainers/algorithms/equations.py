@@ -105,7 +105,7 @@ BOUNDED = EquationLine(
 )
 NEAR_LOG = EquationLine(
     "d_t",
-    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))",
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), sign(A_i) clip(logp_t - behav_t, -clip_low, clip_high))",
     ("clip_low", "clip_high", "recompute"),
 )
 GEOMETRIC = EquationLine("L_i", "-exp(mean_i d_t) A_i", ("objective",))

@@ -165,11 +165,11 @@ RULES: dict[str, Callable[[Values], Any]] = {
     "-stopgrad(clip(u_t, 1 - clip_low, 1 + clip_high)) A_t logp_t": lambda e: (
         -e.u_t.clamp(1 - e.k.clip_low, 1 + e.k.high).detach() * e.A_t * e.logp
     ),
-    "sign(A_i) min(sign(A_i) (logp_t - behav_t), clip(sign(A_i) (logp_t - behav_t), -clip_low, clip_high))": lambda e: (
+    "sign(A_i) min(sign(A_i) (logp_t - behav_t), sign(A_i) clip(logp_t - behav_t, -clip_low, clip_high))": lambda e: (
         e.A_i.sign()
         * torch.minimum(
             e.A_i.sign() * (e.logp - e.behav),
-            (e.A_i.sign() * (e.logp - e.behav)).clamp(-e.k.clip_low, e.k.high),
+            e.A_i.sign() * (e.logp - e.behav).clamp(-e.k.clip_low, e.k.high),
         )
     ),
     "-exp(mean_i d_t) A_i": lambda e: -of_sample(e, e.d_t).exp() * e.A_i,
@@ -267,7 +267,8 @@ def batch_of(name: str) -> list[Sample]:
         pairs = random_samples(4, groups=5, group_size=2, version=1)
         return [replace(s, reward=float(s.trajectory.endswith(".0"))) for s in pairs]
     samples = random_samples(4, groups=5, group_size=4, version=1)
-    return [replace(s, reward=None if s.trajectory == "2.1" else 1.0 if s.seq == 3 else s.reward) for s in samples]
+    samples = [replace(s, reward=None if s.trajectory == "2.1" else 1.0 if s.seq == 3 else s.reward) for s in samples]
+    return [replace(s, is_mismatch=name == "kto" and s.reward is None) for s in samples]
 
 
 def pulls(kind: Algorithm, sample: Sample, scores: Scores) -> torch.Tensor:
@@ -320,8 +321,8 @@ def world(kind: Algorithm, samples: list[Sample], batch: MicroBatch) -> Pass:
         r=torch.tensor([reward for reward, _ in earned.values()]).double(),
         group=torch.tensor([seq for _, seq in earned.values()]),
         n=torch.tensor([longest[trajectory] for trajectory in earned]).double(),
-        unrated=flat(lambda m: m.reward is None).double(),
-        unrated_samples=torch.tensor([m.reward is None for m in members]),
+        unrated=flat(lambda m: m.is_mismatch).double(),
+        unrated_samples=torch.tensor([m.is_mismatch for m in members]),
         reward=torch.tensor([m.reward or 0.0 for m in members]),
         is_rated=torch.tensor([m.reward is not None and bool((m.versions[m.mask != 0] >= 0).any()) for m in members]),
         pair=flat(lambda m: m.seq),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from millrace.trainers.algorithms.base import TokenAlgorithm
 from millrace.trainers.algorithms.dpo import Dpo
-from millrace.trainers.algorithms.kto import Kto, mismatches
+from millrace.trainers.algorithms.kto import BASELINE, Kto, mismatches
 from millrace.trainers.algorithms.orpo import Orpo, log_odds
 from millrace.trainers.algorithms.pairs import pair_weights
 from millrace.trainers.algorithms.reward_model import RewardModel, bradley_terry
@@ -128,7 +128,7 @@ def test_kto_against_its_paper(kind: Kto, seed: int, above: float) -> None:
     logp = current(batch)
     loss, sums = kind.loss(logp, torch.zeros_like(logp), batch)
     r = {s: float(np.sum(x.numpy() - scores[REFERENCE][s])) for s, x in by_sample(batch, logp).items()}
-    estimates = [np.sum(scores[PROXIMAL][s] - scores[REFERENCE][s]) for s in samples if s.reward is None]
+    estimates = [np.sum(scores[PROXIMAL][s] - scores[REFERENCE][s]) for s in samples if s.is_mismatch]
     z = max(0.0, float(np.mean(estimates)))
     assert (z > 0) == (above > 0)
     losses, margins = [], []
@@ -159,6 +159,17 @@ def test_mismatches_have_the_prompt_of_one_and_the_reply_of_another() -> None:
         assert joined.tokens.tolist() == [*sample.tokens[:begin], *other.tokens[end:]][:9]
         assert joined.mask.tolist() == [*sample.mask[:begin], *other.mask[end:]][:9]
         assert (joined.reward, joined.seq, joined.group) == (None, sample.seq, sample.group)
+        assert joined.is_mismatch
+
+
+def test_a_reply_whose_reward_is_missing_says_nothing_of_the_baseline() -> None:
+    """A policy's batch has no mismatches, and may have replies that nobody judged."""
+    samples = [replace(s, reward=None if s.seq == 0 else 1.0) for s in random_samples(0, groups=3)]
+    scores = dict(draw_scores(samples))
+    scores[PROXIMAL] = {s: (row + 0.5).astype(np.float32) for s, row in scores[REFERENCE].items()}
+    weights = Kto().weigh(samples, None, scores)
+    assert all((columns[BASELINE] == 0).all() for columns in weights.values())
+    assert all((weights[s][KEEP] == 0).all() for s in samples if s.reward is None)
 
 
 @settings(max_examples=20)
