@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -241,7 +242,7 @@ def tiny_config(kind: str, **settings: Any) -> PretrainedConfig:
     default = {} if made.has_no_defaults_at_init else made().to_dict()
     names = set(inspect.signature(made.__init__).parameters) | set(default)
     small = {name: value for name, value in SIZES.items() if name in names and default.get(name, 0) is not None}
-    config: PretrainedConfig = made(**{**small, **SPECIAL.get(kind, {}), **settings})
+    config: PretrainedConfig = made(**{**small, **deepcopy(SPECIAL.get(kind, {})), **settings})
     return config
 
 
