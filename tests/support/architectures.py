@@ -177,7 +177,10 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
     | dict.fromkeys(("pronunciation_vocab_size", "shape_vocab_size"), 16)
     | dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim"), 16),
     "rwkv": {"rescale_every": 2},
-    "gemma4_assistant": {"text_config": {**_BYTES, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {
+        "text_config": {**_BYTES, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
+        | {"vocab_size_per_layer_input": 0}
+    },
     "musicgen": _MUSIC,
     "musicgen_melody": _MUSIC,
     "xlm": {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "causal": True},
