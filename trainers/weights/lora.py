@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -66,24 +67,30 @@ def attach(model: PreTrainedModel, adapter: Adapter) -> None:
     differ, BadConfiguration where the model takes none."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
-    if len(modules) > len({id(module) for module in modules}):
-        raise BadConfiguration(f"{type(model).__name__} has one layer in several places, which takes no adapter")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    layers = sorted({name.removesuffix(A).removesuffix(B) for name in adapter.weights})
+    for layer in layers:
+        module = modules.get(layer)
+        if module is None:
+            raise CheckpointError(f"the adapter is not of this model, which has no layer {layer}")
+        if not isinstance(module, torch.nn.Linear):
+            raise BadConfiguration(f"{layer} is a {type(module).__name__}, which takes no adapter: name other targets")
+        if hasattr(model.get_submodule(layer.rpartition(".")[0]), "D"):  # of Mamba: D is what a state passes by
+            raise BadConfiguration(f"{layer} has kernels that read its weight past an adapter: name other targets")
+        if places[id(module.weight)] > 1:
+            raise BadConfiguration(f"{type(model).__name__} has {layer} in several places, which takes no adapter")
     settings = adapter.lora
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
-        target_modules=list(settings.targets),
+        target_modules=[f"0.{layer}" for layer in layers],
         init_lora_weights=False,
     )
     with torch.random.fork_rng(devices=[]):  # peft draws numbers that are overwritten below
         # in a list, peft does not see that it is of transformers: of some mixtures of experts it would take the layers
         # beside the experts, which have the same names, for the experts
         inject_adapter_in_model(config, torch.nn.ModuleList([model]), adapter_name=_NAME)
-    parameters = {file_name(name): parameter for name, parameter in model.named_parameters() if _is_ours(name)}
-    if parameters.keys() != adapter.weights.keys():
-        difference = sorted(parameters.keys() ^ adapter.weights.keys())
-        raise CheckpointError(f"the adapter is not of this model: {difference[:3]} are in one of them only")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_adapter = _is_ours(name)

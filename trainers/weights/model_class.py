@@ -29,6 +29,7 @@ log = logging.getLogger("millrace.models")
 SCALAR = "ForSequenceClassification"
 LENGTHS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 """names, in the configurations of transformers, of the most tokens that positions are made for"""
+_EAGER = "eager"
 ANY_LENGTH = 2**31
 """of a model whose positions have no end: ALiBi, layers with a state"""
 
@@ -74,6 +75,8 @@ def vocabulary_of(config: PretrainedConfig) -> int:
 def forget_dropout(config: PretrainedConfig) -> None:
     """Sets each probability of dropout to 0, in parts of the configuration too, and says so in the log. A ratio of
     policies is that of the policies then: with dropout even the first one of a batch would differ from 1."""
+    if hasattr(config, "rescale_every"):
+        config.rescale_every = 0  # rwkv would halve its weights in place to answer, and double them to train
     rates = {name: rate for name, rate in vars(config).items() if "drop" in name and isinstance(rate, float) and rate}
     for name in rates:
         setattr(config, name, 0.0)
@@ -86,8 +89,8 @@ def forget_dropout(config: PretrainedConfig) -> None:
 
 def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTrainedModel:
     """The model of a config.json, in fp32 and without dropout, where torch makes tensors by default. attention: the
-    name of the one that it computes, transformers' own where None. CheckpointError where transformers has no such
-    class, KeyError where the class knows its own attentions alone."""
+    name of the one that it computes, transformers' own where None or where the class knows its own attentions alone.
+    CheckpointError where transformers has no such class, or makes no model of these settings."""
     config = read_config(settings)
     forget_dropout(config)
     if not is_scalar(settings):
@@ -105,7 +108,16 @@ def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTraine
 def _of_class(auto: Any, config: PretrainedConfig, head: str, attention: str | None) -> PreTrainedModel:
     if not has_class(auto, config):
         raise CheckpointError(f"transformers has no {config.model_type} with a {head}: name another model")
-    model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    try:
+        model: PreTrainedModel = auto.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    except Exception as error:  # any model's own code
+        if isinstance(error, KeyError) and attention not in (None, _EAGER):
+            return _of_class(auto, config, head, _EAGER)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(
+            f"transformers makes no {config.model_type} of this config.json ({reason}): install what it asks for, or "
+            "name another model"
+        ) from error
     return model
 
 

@@ -29,6 +29,7 @@ from millrace.trainers.phase_clock import Clock
 from millrace.trainers.weights import checkpoint, lora
 from millrace.trainers.weights.adapter import A, B, Lora
 from millrace.trainers.weights.state import State
+from tests.support.architectures import tiny_state
 from tests.support.ranks import Ranks
 from tests.support.samples import random_samples, small_state
 from tests.support.steps import train_share
@@ -281,3 +282,18 @@ def test_an_adapter_learns_in_bf16_and_with_layers_computed_twice(base: State) -
         assert done is not None
         assert all(tensor.dtype == torch.float32 for tensor in adapter_of(done).values())
         assert torch.cosine_similarity(change(adapter_of(done)), change(exact), dim=0) > likeness
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "reason"),
+    [
+        ("zamba", "q_proj", "has model.layers.2.shared_transf.self_attn.q_proj in several places"),
+        ("mamba", "dt_proj", "kernels that read its weight past an adapter"),
+        ("gpt2", "c_attn", "is a Conv1D, which takes no adapter"),
+    ],
+)
+def test_a_layer_that_an_adapter_would_miss_gets_none(kind: str, target: str, reason: str, tmp_path: Path) -> None:
+    state = lora.prepare(tiny_state(kind, tmp_path), Lora(targets=(target,)))
+    assert state.adapter is not None
+    with pytest.raises(BadConfiguration, match=reason):
+        lora.attach(build(state.assets, state.tensors), state.adapter)

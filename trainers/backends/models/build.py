@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from millrace.trainers.backends.models.probe import check_stages, settle
-from millrace.trainers.backends.models.rows import EAGER, has_rows
+from millrace.trainers.backends.models.rows import has_rows
 from millrace.trainers.backends.models.stages import ONE_STAGE, PipelineStage, cut, name_of
 from millrace.trainers.batches.attention import NAME
 from millrace.trainers.errors import CheckpointError
@@ -57,10 +57,7 @@ def build(
 def _empty(settings: Mapping[str, object]) -> PreTrainedModel:
     """The model of a config.json, its numbers not set: until they are, they take no memory."""
     with no_init_weights():
-        try:
-            model = make(settings, NAME)
-        except KeyError:  # a class that knows its own attentions alone
-            model = make(settings, EAGER)
+        model = make(settings, NAME)
     model.tie_weights()
     _freeze(model)
     return model
@@ -117,7 +114,7 @@ def with_scalar_head(state: State) -> State:
         {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head.")}
         for tensors in (state.weights, state.constants)
     )
-    weights[SCORE] = torch.zeros(1, int(read_config(settings).get_text_config().hidden_size))
+    weights[SCORE] = torch.zeros(1, getattr(read_config(settings).get_text_config(), "hidden_size", 0))
     assets = {"config.json": (json.dumps(settings, indent=2) + "\n").encode()}
     return State(weights, assets, seed=state.seed, constants=constants)
 

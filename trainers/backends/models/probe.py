@@ -8,6 +8,9 @@ eager, on each sample alone. Windows are narrowed meanwhile, so that samples of 
     rows of their own   a state along the row, masks of the model's own, or other arguments of its attention
     refused             neither gives the numbers of plain transformers
 
+The same batch is computed in training mode too. Layers that draw numbers there, or compute something else, stay as they
+answer: a ratio of policies is that of the policies then.
+
 Invariants: the weights are not copied or changed and no number is drawn; the outcome is a function of config.json and
 is found once a process.
 """
@@ -16,9 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 
 import numpy as np
 import torch
@@ -53,11 +58,13 @@ ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "attent
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a model is computed. attention: the name that transformers knows it by. because: why not in packed rows.
-    gap: as measured; None where plain transformers computes no finite number to compare with."""
+    gap: as measured; None where plain transformers computes no finite number to compare with. is_still: whether its
+    layers train as they answer."""
 
     attention: str = attention.NAME
     because: str = ""
     gap: float | None = 0.0
+    is_still: bool = False
 
     @property
     def packs(self) -> bool:
@@ -78,6 +85,8 @@ def settle(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], configur
         _ways[key] = way
         _tell(model, way)
     use(model, way.attention)
+    if way.is_still:
+        _still(model)
     return way
 
 
@@ -97,6 +106,11 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     stretches = _stretches(model.config)
     if stretches:
         raise BadConfiguration(f"{_name(model)}: {stretches}")
+    reversible = {type(module).__name__ for module in model.modules() if hasattr(module, "backward_pass")}
+    if reversible:
+        raise BadConfiguration(
+            f"{_name(model)}: {', '.join(reversible)} trains on rows of whole chunks alone: name another model"
+        )
     batches = [_batch(int(model.config.get_text_config().vocab_size), seed) for seed in range(TRIES)]
     try:
         truths = [_alone(case, batch.members) for batch in batches]
@@ -105,7 +119,9 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
     except Exception as error:  # any model's own code
         raise BadConfiguration(f"{_name(model)}: plain transformers cannot compute it: {_line(error)}") from error
     if ahead:
-        raise BadConfiguration(f"{_name(model)}: its tokens see later ones: name a causal model, or set is_decoder")
+        raise BadConfiguration(
+            f"{_name(model)}: its tokens see later ones, or their number: name a causal model, or set is_decoder"
+        )
     finite = all(bool(torch.isfinite(truth).all()) for truth in truths)
     because: list[str] = []
     state = carries(model)
@@ -124,12 +140,43 @@ def _find(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> Way:
             because.append(_line(error))
             continue
         if not finite or gap <= TOLERANCE:
-            return Way(name, "; ".join(dict.fromkeys(because)), gap if finite else None)
+            is_still = _trains_otherwise(case, batches, truths) if finite else False
+            return Way(name, "; ".join(dict.fromkeys(because)), gap if finite else None, is_still)
         where = {attention.NAME: "in packed rows", rows.NAME: "in rows of their own"}.get(name, "in rows, eager")
         because.append(f"{where} its hidden states are off by {gap:.1e}")
     raise BadConfiguration(
         f"{_name(model)} cannot be trained here: {'; '.join(because)}. docs/architectures.md lists the models that can"
     )
+
+
+def _trains_otherwise(case: _Case, batches: Sequence[MicroBatch], truths: Sequence[torch.Tensor]) -> bool:
+    """Whether a model whose way is set draws numbers in training mode, or computes others. BadConfiguration where it
+    computes none."""
+    model = case.behind
+    packs = attention_of(model.config) == attention.NAME
+    before = torch.get_rng_state()
+    model.train(True)
+    try:
+        gap = _gap(case, batches, truths, is_packed=packs)
+    except Exception as error:  # any model's own code
+        raise BadConfiguration(f"{_name(model)} cannot be trained: in training mode, {_line(error)}") from error
+    finally:
+        model.train(False)
+    return gap > TOLERANCE or not torch.equal(before, torch.get_rng_state())
+
+
+def _still(model: PreTrainedModel) -> None:
+    """Keeps layers of a model as they answer, whatever mode it is in; not those that compute again for backward, which
+    ask for its mode."""
+    model.train(False)
+    for module in model.modules():
+        if not any(hasattr(part, "gradient_checkpointing") for part in module.modules()):
+            object.__setattr__(module, "train", MethodType(_stay, module))
+    model.train(True)
+
+
+def _stay(module: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+    return module
 
 
 def check_stages(model: PreTrainedModel, parts: Iterable[PreTrainedModel], weights: Mapping[str, torch.Tensor]) -> None:
@@ -173,16 +220,23 @@ def carries(model: PreTrainedModel) -> list[str]:
 
 
 def _stretches(config: PretrainedConfig) -> str:
-    """Why rotary embeddings of a sample would depend on the longest one beside it; empty where they do not."""
+    """Why rotary embeddings of a sample would depend on the longest one beside it; empty where they do not. Those that
+    grow with the sample (dynamic) do so beyond `context_length` alone, where no sample is."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-    if rope.get("rope_type") != "longrope" or not original or original >= text.max_position_embeddings:
-        return ""
-    return (
-        "its rotary embeddings (longrope) change with the longest sample of a batch: set max_position_embeddings = "
-        f"{original} in config.json"
-    )
+    for part in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):  # one for each kind of layer
+        original = part.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if part.get("rope_type") == "longrope" and original and original < text.max_position_embeddings:
+            factor = part.get("factor") or text.max_position_embeddings / original
+            scale = part.get("attention_factor") or math.sqrt(1 + math.log(max(1, factor)) / math.log(original))
+            return (
+                "its rotary embeddings (longrope) change with the longest sample of a batch: set "
+                f"max_position_embeddings = {original} in config.json and, beside rope_type there, attention_factor = "
+                f"{scale}"
+            )
+    return ""
 
 
 def _attends(kind: str) -> bool:

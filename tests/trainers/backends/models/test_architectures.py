@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from itertools import takewhile
@@ -22,10 +23,20 @@ from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import ForwardPass
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.batches.packing import cut, pack
-from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.errors import BadConfiguration, BadSample, CheckpointError
 from millrace.trainers.learning import Schedule, Trainer
 from tests.support import logged
-from tests.support.architectures import RIGHT, ROWS, judge, leak, plain_logprobs, samples, tiny_state
+from tests.support.architectures import (
+    EXACT,
+    RIGHT,
+    ROWS,
+    judge,
+    leak,
+    plain_logprobs,
+    samples,
+    tiny_config,
+    tiny_state,
+)
 
 SEVEN = {
     "qwen3": RIGHT,
@@ -67,6 +78,7 @@ def test_each_way_of_training_is_right_or_refused_by_name(kind: str, tmp_path: P
     assert row(kind, verdict) == page_rows()[kind]
     assert verdict.packed == SEVEN.get(kind, verdict.packed)
     assert verdict.packed in (RIGHT, ROWS)
+    assert verdict.exact < EXACT
 
 
 def page_rows() -> dict[str, str]:
@@ -132,6 +144,86 @@ def test_rotary_embeddings_that_stretch_with_the_batch_are_refused(tmp_path: Pat
     state = tiny_state("llama", tmp_path, rope_parameters=rope)
     with pytest.raises(BadConfiguration, match=r"longrope.*max_position_embeddings = 16"):
         build(state.assets, state.tensors)
+
+
+def test_rotary_embeddings_of_one_kind_of_layer_that_stretch_are_refused(tmp_path: Path) -> None:
+    stretch = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 1e4}
+    rope = {
+        "full_attention": {**stretch, "original_max_position_embeddings": 16},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    state = tiny_state("gemma3_text", tmp_path, rope_parameters=rope)
+    with pytest.raises(BadConfiguration, match=r"longrope.*max_position_embeddings = 16.*attention_factor = 1\.3"):
+        build(state.assets, state.tensors)
+
+
+def test_the_remedy_for_stretching_embeddings_leaves_the_numbers_of_short_samples(tmp_path: Path) -> None:
+    stretch: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.5] * 4, "long_factor": [2.0] * 4}
+    stretch |= {"rope_theta": 1e4, "original_max_position_embeddings": 20}
+    state, batch = tiny_state("llama", tmp_path, rope_parameters=stretch), pack(samples())
+    with pytest.raises(BadConfiguration) as refusal:
+        build(state.assets, state.tensors)
+    factor = float(str(refusal.value).rpartition(" = ")[2])
+    config = json.loads(state.assets["config.json"]) | {"max_position_embeddings": 20}
+    config["rope_parameters"] |= {"attention_factor": factor}
+    model = build({"config.json": json.dumps(config).encode()}, state.tensors).eval()
+    with torch.no_grad():
+        ours = ForwardPass(model, batch).tokens(1.0)[0]
+    assert (ours - plain_logprobs(state, batch)).abs().max() < 1e-5
+
+
+def test_embeddings_that_grow_with_the_sample_meet_none_that_makes_them_grow(tmp_path: Path) -> None:
+    """Dynamic NTK: frequencies change beyond the length that its backend takes, so no sample moves those beside it."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    state = tiny_state("llama", tmp_path, rope_parameters=rope, max_position_embeddings=17)
+    longest = samples()
+    assert max(sample.length for sample in longest) == 17
+    batch = pack(longest)
+    model = build(state.assets, state.tensors).eval()
+    with torch.no_grad():
+        assert (ForwardPass(model, batch).tokens(1.0)[0] - plain_logprobs(state, batch)).abs().max() < 1e-5
+    assert leak(state) == 0
+    state = tiny_state("llama", tmp_path / "short", rope_parameters=rope, max_position_embeddings=16)
+    backend = TorchBackend(device="cpu")
+    backend.form(0, 1, None, 60.0)
+    trainer = Trainer(backend, Sft(), Schedule(1e-3))
+    trainer.load(state)
+    with pytest.raises(BadSample, match="17 tokens, the model takes 16"):
+        trainer.train(longest, minibatches=[[0, 1]], version=0)
+    backend.tear_down()
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "phimoe"])
+def test_layers_that_draw_numbers_train_as_they_answer(kind: str, tmp_path: Path) -> None:
+    """A jitter on hidden states; experts that are sampled."""
+    state, batch = tiny_state(kind, tmp_path), pack(samples())
+    model = build(state.assets, state.tensors)
+    assert model.training
+    with torch.no_grad():
+        plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).train()
+        tokens = batch.tokens[:, :13]
+        assert not torch.equal(plain(input_ids=tokens).logits, plain(input_ids=tokens).logits)
+    found = ForwardPass(model, batch).tokens(1.0)[0]
+    assert (found.detach() - plain_logprobs(state, batch)).abs().max() < 1e-5
+    found.sum().backward()
+    gradients = [p.grad for name, p in model.named_parameters() if "down_proj" in name]
+    assert all(gradient is not None and gradient.abs().max() > 0 for gradient in gradients)
+
+
+def test_a_model_that_rescales_itself_to_answer_keeps_its_weights(tmp_path: Path) -> None:
+    state = tiny_state("rwkv", tmp_path)
+    before = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    model = build(state.assets, state.tensors)
+    with torch.no_grad():
+        ForwardPass(model.eval(), pack(samples())).tokens(1.0)
+    held = dict(model.named_parameters())
+    assert all(torch.equal(state.tensors[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(held[name], tensor) for name, tensor in before.items() if name in held)
+
+
+def test_what_transformers_cannot_make_is_refused_with_its_reason() -> None:
+    with pytest.raises(CheckpointError, match=r"makes no musicgen of this config.json.*MusicgenConfig"):
+        build({"config.json": json.dumps(tiny_config("musicgen").to_dict()).encode()}, {})
 
 
 def test_windows_wider_than_the_probe_are_tested_all_the_same(tmp_path: Path) -> None:
