@@ -59,13 +59,14 @@ class RouteWish(NamedTuple):
 class EngineView:
     """An engine as it stands. `version`: the one that it acknowledged, None where none is known to hold; `calls`: under
     way in it, as far as is known; `token_s`: seconds that a call takes for each token now, None where nobody measured;
-    `match`: leading links of the prompt's chain that it has read."""
+    `match`: leading links of the prompt's chain that it has read; `is_announced`: its reloader has spoken of it."""
 
     name: str
     version: int | None
     calls: int = 0
     token_s: float | None = None
     match: int = 0
+    is_announced: bool = False
     is_draining: bool = False
     is_dead: bool = False
 
@@ -101,7 +102,8 @@ def _fit(engines: Iterable[EngineView], wish: RouteWish) -> list[EngineView]:
         if engine.version is not None and engine.version >= wish.minimum and wish.version in (None, engine.version)
     ]
     if not fit and not wish.has_grant and wish.version is None:
-        fit = candidates
+        # One that loads weights now is up; of one that was never announced nobody knows whether it ever was.
+        fit = [engine for engine in candidates if engine.is_announced and not engine.is_dead] or candidates
     return [engine for engine in fit if not engine.is_dead] or fit
 
 
