@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -53,6 +54,7 @@ PATIENCE_S = 240.0
 PIECES, PAUSE_S = 6, 0.15
 PARTS = ("gateway", "upstream", "broker", "engine")
 TOKENS = 24
+NOTHING: Mapping[str, str] = MappingProxyType({})
 ROOT = Path(__file__).parents[3]
 USER = {"role": "user", "content": "hi"}
 ASKED: list[tuple[str, dict[str, Any], str]] = [
@@ -81,7 +83,9 @@ class Seen:
 class Parts:
     """The processes, each started again at the same place."""
 
-    def __init__(self, folder: Path, broker: Broker, processes: int = 1, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, broker: Broker, processes: int = 1, environment: Mapping[str, str] = NOTHING
+    ) -> None:
         self.broker = broker
         gateway, upstream = free_ports(2)
         self.model = write_model(folder / "model")
@@ -323,7 +327,7 @@ async def test_a_gateway_that_dies_while_replies_move_to_another_engine(tmp_path
     kill = {"MILLRACE_KILL": "relay.moved:3", "MILLRACE_KILL_ONCE": str(tmp_path / "killed")}
     with Broker(tmp_path / "broker", sync=True) as broker:
         await asyncio.to_thread(broker.start)
-        parts = Parts(tmp_path, broker, **kill)
+        parts = Parts(tmp_path, broker, environment=kill)
         other = LightEngine(parts.model, tmp_path / "other.log")
         try:
             with connect(parts.settings) as bus:

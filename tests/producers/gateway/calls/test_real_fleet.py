@@ -4,6 +4,7 @@ while versions change: every reply comes whole, once and rightly labelled, and i
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 from collections.abc import AsyncIterator
@@ -36,11 +37,11 @@ NAMESPACE = "real-fleet"
 CLIENTS = 64
 LENGTH = 900
 KINDS = ("vllm", "sglang")
-SERVER, MODEL, ALL = slice(0, 1), slice(1, None), slice(None)
+SERVER, MODEL, WHOLE = slice(0, 1), slice(1, None), slice(None)
 """of an engine's processes, its server, those with its model, or all"""
 FAULTS = [
     ("vllm", signal.SIGSTOP, MODEL),
-    ("sglang", signal.SIGSTOP, ALL),
+    ("sglang", signal.SIGSTOP, WHOLE),
     ("vllm", signal.SIGKILL, SERVER),
     ("sglang", signal.SIGKILL, MODEL),
 ]
@@ -87,11 +88,11 @@ class RealFleet:
         await until(do_serve, START_S)
 
     async def is_in_the_middle(self, kind: str, replies: list[Reply]) -> bool:
-        """Whether a fault of an engine would meet these replies: each stream has begun, and it has its share."""
+        """Whether a fault of an engine would meet these replies: most streams have begun, and it has its share."""
         engines = await self.standing()
         assert not any(reply.end for reply in replies), f"make replies longer: {engines}"
         begun = [reply for reply in replies if reply.streams and len(reply.text) > LENGTH / 10]
-        return len(begun) == len(replies) / 2 and bool(engines[kind]["running"] >= len(replies) / 8)
+        return len(begun) >= len(replies) * 3 / 8 and bool(engines[kind]["running"] >= len(replies) / 8)
 
     def engine(self, kind: str) -> list[psutil.Process]:
         """The processes of an engine, its server first."""
@@ -109,7 +110,10 @@ class RealFleet:
 
 @asynccontextmanager
 async def real_fleet(broker: str, folder: Path) -> AsyncIterator[RealFleet]:
-    """All of them at version 0."""
+    """All of them at version 0. vLLM is slowed: where both share few cores it would be done before the other begins."""
+    from tests.support import unhurried
+
+    args = {"vllm": {"ENGINE__ARGS": json.dumps(unhurried.ARGS)}}
     torch.set_num_threads(1)
     ports = free_ports(4)
     nobody, gateway, *urls = (f"http://{LOCALHOST}:{port}" for port in ports)
@@ -126,7 +130,7 @@ async def real_fleet(broker: str, folder: Path) -> AsyncIterator[RealFleet]:
             processes = [spawn(("gateway",), environment, folder / "gateway.log")]
             try:
                 for kind, url in fleet.urls.items():
-                    more = {**common, **SIZES, "ENGINE__KIND": kind}
+                    more = {**common, **SIZES, "ENGINE__KIND": kind, **args.get(kind, {})}
                     environment = environment_of(broker, NAMESPACE, folder / kind, url, **more)
                     environment["PYTHONPATH"] = str(KERNELS)
                     fleet.joins[kind] = spawn(("engine", "join"), environment, folder / f"{kind}.log")
