@@ -142,7 +142,7 @@ class Fleet:
         """starts of workers that were told to stop"""
         self._strangers: set[str] = set()
         """urls of engines that this release cannot speak with"""
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -187,7 +187,7 @@ class Fleet:
                 # Its cache was reset, and its label set, by somebody whom it answered.
                 target.load, target.trouble = load, ""
                 target.prefixes.clear()
-        change, self._changed = self._changed, asyncio.Event()
+        change, self._change = self._change, asyncio.Event()
         change.set()
 
     def _open(self, url: str, kind: str | None) -> Engine | None:
@@ -247,7 +247,7 @@ class Fleet:
             rest_s = deadline - asyncio.get_running_loop().time()
             if rest_s <= 0:
                 raise EngineUnavailable(self._excuse(wish))
-            change = self._changed
+            change = self._change
             # Statuses also lapse and come back without a change, so look again each second.
             try:
                 await asyncio.wait_for(change.wait(), min(rest_s, 1.0))
@@ -305,12 +305,12 @@ class Fleet:
         answers: dict[str, bool] = {}
         for call in calls:
             wish = call.wish._replace(failures=(*call.wish.failures, target.url))
-            other = self.best(wish)
-            if not call.may_move() or other is None or other.is_away or other.trouble:
+            successor = self.best(wish)
+            if not call.may_move() or successor is None or successor.is_away or successor.trouble:
                 continue
-            if not other.may_serve(0) and other.url not in answers:  # nobody vouches for it
-                answers[other.url] = await other.engine.health()
-            if answers.get(other.url, True) and call in target.calls:
+            if not successor.may_serve(0) and successor.url not in answers:  # nobody vouches for it
+                answers[successor.url] = await successor.engine.health()
+            if answers.get(successor.url, True) and call in target.calls:
                 call.break_off()
 
     async def close(self) -> None:

@@ -65,13 +65,15 @@ class Relay:
                     # A refusal that is not the client's fault is about our key.
                     self.fleet.doubt(self.target, "it refuses our key" if isinstance(error, EngineRejected) else "")
                 self.wish = self.wish._replace(failures=(*self.wish.failures, self.target.url))
-                other = self.fleet.best(self.wish) if self._may_move() else None
-                if other is None:
+                successor = self.fleet.best(self.wish) if self._may_move() else None
+                if successor is None:
                     raise
                 _moves.add(1, reason=self._reason(error), engine=self.target.engine.kind)
-                logger.warning("%s goes on at %s, behind %d tokens: %s", self.request_id, other.url, self._count, error)
-            self.target = other
-            self.on_move(other)
+                logger.warning(
+                    "%s goes on at %s, behind %d tokens: %s", self.request_id, successor.url, self._count, error
+                )
+            self.target = successor
+            self.on_move(successor)
             faults.point("relay.moved")
             self._parts += 1
 

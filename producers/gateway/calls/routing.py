@@ -78,11 +78,11 @@ def rank(engines: Iterable[EngineView], wish: RouteWish) -> list[EngineView]:
         return fit
     speeds = {engine.name: 1 / time for engine, time in zip(fit, _times(fit), strict=True)}
     total = 1 + sum(engine.calls for engine in fit)
-    whole = sum(speeds.values())
+    all_speeds = sum(speeds.values())
 
     def order(engine: EngineView) -> tuple[int, int, float, int]:
         speed = speeds[engine.name]
-        most = max(FEW, math.ceil(OVER * total * speed / whole))
+        most = max(FEW, math.ceil(OVER * total * speed / all_speeds))
         place, match = 2, 0
         if engine.calls < most:
             if engine.name == wish.former:
@@ -111,17 +111,17 @@ def _times(fit: Sequence[EngineView]) -> list[float]:
     """Seconds a token of each; that of the median for one that nobody measured, or of which nonsense was said."""
     times = [time if (time := engine.token_s) and LEAST_S <= time <= MOST_S else None for engine in fit]
     measures = [time for time in times if time is not None]
-    usual = statistics.median(measures) if measures else 1.0
-    return [usual if time is None else time for time in times]
+    median = statistics.median(measures) if measures else 1.0
+    return [median if time is None else time for time in times]
 
 
 def chain_of(prompt: Sequence[int]) -> list[int]:
     """Digests of the whole blocks that a prompt begins with, each also of all before it. Of this process alone."""
-    packed = array("i", prompt[: BLOCK * MOST_LINKS]).tobytes()
+    block_bytes = array("i", prompt[: BLOCK * MOST_LINKS]).tobytes()
     size = BLOCK * array("i").itemsize
     links, link = [], 0
-    for start in range(0, len(packed) - size + 1, size):
-        link = hash((link, packed[start : start + size]))
+    for start in range(0, len(block_bytes) - size + 1, size):
+        link = hash((link, block_bytes[start : start + size]))
         links.append(link)
     return links
 
