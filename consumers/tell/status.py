@@ -246,8 +246,8 @@ def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()
         if one["expires_at"] > now:
             version = "" if one["version"] is None else str(one["version"])
             # A drained engine says that it is stopped, so that no gateway counts on it, and in words what it is.
-            states = [] if one.get("draining") and one["state"] == "stopped" else [str(one["state"])]
-            says = ": ".join([*states, *([one["error"]] if one["error"] else [])])
+            words = [] if one.get("draining") and one["state"] == "stopped" else [str(one["state"])]
+            says = ": ".join([*words, *([one["error"]] if one["error"] else [])])
             table.add_row(
                 name, _role(one), Text(says), version, _load(one), one["host"], str(one["pid"]), one["url"] or ""
             )
