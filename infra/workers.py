@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 ENGINE = "engine"
 DRAIN = "drain"
-"""the role of a record by which somebody asks an engine to take no new calls; it speaks of no process of its own"""
+"""the role of a record by which somebody asks an engine to take no new calls, or to take them again; it speaks of no
+process of its own"""
 DRAIN_LIVES_S = 30 * 86_400.0
+FORGOTTEN_US = 3_600_000_000
+"""after which nobody counts with an engine of which nothing was heard: its machine may be another's"""
 
 
 def key_of(worker: str, incarnation: str) -> bytes:
@@ -30,8 +33,9 @@ def key_of(worker: str, incarnation: str) -> bytes:
     return f"{worker}/{incarnation}".encode()
 
 
-def drain_request(topic: str, engine: WorkerStatus) -> Outgoing:
-    """Asks an engine, by its newest status, to take no new calls; its next start takes them again."""
+def drain_request(topic: str, engine: WorkerStatus, *, draining: bool = True) -> Outgoing:
+    """Asks an engine, by its newest status, to take no new calls, or (`draining` False) to take them again, as its next
+    start does by itself."""
     return status(
         topic,
         worker=engine["worker"],
@@ -41,7 +45,7 @@ def drain_request(topic: str, engine: WorkerStatus) -> Outgoing:
         policy=engine["policy"] or "",
         lives_s=DRAIN_LIVES_S,
         url=engine["url"],
-        draining=True,
+        draining=draining,
     )
 
 

@@ -164,6 +164,19 @@ class Decision(TypedDict):
     """micros"""
 
 
+class EngineShare(TypedDict):
+    """Tokens of a reply that an engine sampled before another went on."""
+
+    engine: str
+    """kind of engine"""
+    engine_version: str
+    """version or url of the engine"""
+    engine_incarnation: str
+    """which start of the engine"""
+    tokens: int
+    """how many it sampled"""
+
+
 class EpisodeEnded(TypedDict):
     """An attempt is over, whatever happened."""
 
@@ -581,6 +594,8 @@ class ModelCall(TypedDict):
     """event of an earlier call of the trajectory, whose request says what is left out of this one; null where nothing is"""
     request_kept: dict[str, int]
     """key at the top of the request -> how many leading items of its list are those of the base and left out; -1: its whole value is the base's, and reads null"""
+    earlier_engines: list[EngineShare]
+    """engines that sampled the first tokens of the reply, in their order, before the one that is named went on; empty where that one sampled all"""
 
 
 class Observation(TypedDict):
@@ -1096,7 +1111,7 @@ class WorkerStatus(TypedDict):
     """engines: takes no new call; role drain: somebody asks this incarnation for that"""
 
 
-Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
+Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EngineShare | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
 """A record of any name."""
 
 Body: TypeAlias = EpisodeStarted | EpisodeEnded | ModelCall | ToolCall | ToolResult | Observation | InternalState | Reward | UserFeedback | SecurityLabels | Gap
@@ -1123,6 +1138,9 @@ class Encode(Protocol):
 
     @overload
     def __call__(self, name: Literal["Decision"], record: Decision) -> bytes: ...
+
+    @overload
+    def __call__(self, name: Literal["EngineShare"], record: EngineShare) -> bytes: ...
 
     @overload
     def __call__(self, name: Literal["EpisodeEnded"], record: EpisodeEnded) -> bytes: ...
@@ -1253,6 +1271,9 @@ class DecodeAs(Protocol):
 
     @overload
     def __call__(self, name: Literal["Decision"], data: bytes) -> Decision: ...
+
+    @overload
+    def __call__(self, name: Literal["EngineShare"], data: bytes) -> EngineShare: ...
 
     @overload
     def __call__(self, name: Literal["EpisodeEnded"], data: bytes) -> EpisodeEnded: ...

@@ -99,6 +99,7 @@ def model_call(
         "identified_by": None,
         "request_base": None,
         "request_kept": {},
+        "earlier_engines": [],
     }
 
 

@@ -42,9 +42,12 @@ COMMANDS = {"join": join}
 def drain(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="as `millrace status` calls it, or its url")],
-    wait: Annotated[bool, typer.Option("--wait", help="until it has no calls any more")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="until it has no calls any more, or takes calls again")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="have it take calls again")] = False,
 ) -> None:
     """Have an engine take no new calls: those that it has come to their end. Its next start takes calls again.
+
+    One that joined (`millrace engine join`) ends then; every other stays, idle, and `--undo` brings it back.
 
     Example: millrace drain engine-10.0.0.7:8901
     """
@@ -55,11 +58,11 @@ def drain(
         history = History(bus, settings.namespace, settings.policy.name)
         engine = find_engine(engines(history), name, settings.policy.name)
         with bus.publisher() as publisher:
-            publisher.publish(drain_request(history.names[WORKERS], engine)).result(30)
-        console.print(f"{engine['worker']} was told to take no new calls", highlight=False)
+            publisher.publish(drain_request(history.names[WORKERS], engine, draining=not undo)).result(30)
+        change = "take calls again" if undo else "take no new calls"
+        console.print(f"{engine['worker']} was told to {change}", highlight=False)
         if wait:
-            _wait(history, engine)
-            console.print(f"{engine['worker']} is drained", highlight=False)
+            console.print(f"{engine['worker']} {_outcome(history, engine, undo)}", highlight=False)
 
 
 def engines(history: History) -> list[WorkerStatus]:
@@ -84,11 +87,17 @@ def find_engine(statuses: list[WorkerStatus], name: str, policy: str) -> WorkerS
     raise LookError(f"no engine {name} of policy {policy} serves now; those that do: {names}")
 
 
-def _wait(history: History, engine: WorkerStatus) -> None:
-    """Until this start of the engine says that it stopped, or says nothing any more."""
+def _outcome(history: History, engine: WorkerStatus, undo: bool) -> str:
+    """What became of a request to this start of an engine, once it is known. Raises LookError for an engine that was
+    to take calls again, and is gone."""
     while True:
         key = engine["worker"], engine["incarnation"]
         newest = next((one for one in engines(history) if (one["worker"], one["incarnation"]) == key), None)
-        if newest is None or newest["state"] == "stopped" or newest["expires_at"] <= now_micros():
-            return
+        is_gone = newest is None or newest["expires_at"] <= now_micros()
+        if undo and is_gone:
+            raise LookError(f"{engine['worker']} is gone: start it again, it takes calls then")
+        if is_gone or (newest is not None and newest["state"] == "stopped" and not undo):
+            return "is drained"
+        if undo and newest is not None and not newest["draining"]:
+            return "takes calls again"
         time.sleep(LOOK_S)

@@ -1,8 +1,9 @@
 """The process `millrace engine join`: an engine with its reloader, which joins a fleet by the log alone.
 
 The engine is a child, `millrace engine` with the same settings, so that its settings and its start are those of every
-engine. Invariants: an engine that ends is started again, while this process lives; it ends with this process, however
-that ends; on SIGTERM it first takes no new calls, and is given `PATIENCE_S` to end those that it has."""
+engine. Invariants: an engine that ends is started again, while this process lives, and nothing of its former start
+lives beside it; it ends with this process, however that ends; on SIGTERM it first takes no new calls, and is given
+`PATIENCE_S` to end those that it has."""
 
 from __future__ import annotations
 
@@ -87,14 +88,19 @@ class EngineChild:
         pause_s = PAUSE_S
         while not over.is_set():
             began = asyncio.get_running_loop().time()
-            self._process = process = await asyncio.create_subprocess_exec(*self._command, preexec_fn=_end_with_parent)
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command, preexec_fn=_end_with_parent, start_new_session=True
+            )
             ending = asyncio.create_task(process.wait())
             await asyncio.wait((ending, waiting), return_when=asyncio.FIRST_COMPLETED)
             if not ending.done():
                 self.end()
-                if not (await asyncio.wait((ending,), timeout=END_S))[0]:
-                    process.kill()
-                    await ending
+                await asyncio.wait((ending,), timeout=END_S)
+            # Where the server of an engine is killed, the process with its model may live on, and keep its memory.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ending
+            if over.is_set():
                 return
             has_run = asyncio.get_running_loop().time() - began > MOST_PAUSE_S
             pause_s = PAUSE_S if has_run else min(2 * pause_s, MOST_PAUSE_S)

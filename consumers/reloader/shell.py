@@ -216,13 +216,17 @@ class Reloader:
             status.is_draining, status.is_drained = not status.is_draining, False
             self._leaves_at = now + LEAVE_S
             log.info("%s %s", self._worker, "takes no new calls" if status.is_draining else "takes calls")
+            faults.point("drain.before_announcement")
             await status.renew()
+            faults.point("drain.after_announcement")
         elif status.is_draining and not status.is_drained and now >= self._leaves_at:
             await self._measure()
             if status.load is not None and not (status.load.running or status.load.waiting):
                 status.is_drained = True
                 log.info("%s is drained", self._worker)
+                faults.point("drain.before_end")
                 await status.renew()
+                faults.point("drain.after_end")
                 if self._on_drain is not None:
                     self._on_drain()
 
@@ -366,14 +370,15 @@ class Reloader:
 
     def _learn(self, row: Row[Any]) -> None:
         """A weight event: none names files outside a version's directory. Or a status, which may ask this engine to
-        stop."""
+        stop, or to go on."""
         if row.kind == WORKERS:
             request: WorkerStatus = row.record
             if request["role"] == DRAIN and (request["worker"], request["policy"]) == (
                 self._worker,
                 self._machine.policy,
             ):
-                self._drains.add(request["incarnation"])
+                change = self._drains.add if request["draining"] else self._drains.discard
+                change(request["incarnation"])
             return
         event: WeightVersion = row.record
         fault = fault_of(event, self._machine.policy)

@@ -28,7 +28,7 @@ UNSEEN = "unseen"
 """the incarnation of an engine that has not answered this reloader yet"""
 ADAPTER = "adapter"
 """mode of a version that is an adapter"""
-DRAIN_NOTE = "drained: it has no calls any more; its next start takes calls again"
+DRAIN_NOTE = "drained: it has no calls; its next start takes calls again, as it does after `millrace drain NAME --undo`"
 TTL_S = 6.0
 BEAT_S = 2.0
 ACKNOWLEDGE_S = 2.0

@@ -24,7 +24,7 @@ from millrace.infra.log.history.rows import Row
 from millrace.infra.machine.programs import BROKER
 from millrace.infra.machine.supervisor import ProgramState
 from millrace.infra.terminal import RowTable
-from millrace.infra.workers import DRAIN
+from millrace.infra.workers import DRAIN, ENGINE, FORGOTTEN_US
 from millrace.schemas.ids import Micros
 from millrace.schemas.records import LedgerEntry, Resolution, WeightVersion, WorkerStatus
 
@@ -232,20 +232,32 @@ def silent_workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramStat
 
 
 def workers(watch: StatusWatch, now: Micros, states: Sequence[ProgramState] = ()) -> RowTable:
-    """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word."""
+    """One row a worker, on any machine, whose word still holds at `now`, or whose process runs here without a word, or
+    that was an engine not long ago."""
     table = RowTable("worker", "role", "state", "version", "load", "host", "pid", "url", box=None, pad_edge=False)
     silences = silent_workers(watch, now, states)
     for name, one in sorted(watch.workers.items()):
         if name in silences:
             word = Text(f"silent for {silences[name]:.0f} s: it runs, and the log has no word of it", "bold red")
             table.add_row(name, _role(one), word, "", "", one["host"], str(one["pid"]), one["url"] or "")
+        elif _is_gone(one, now):
+            word = Text(f"gone: no word of it for {(now - one['expires_at']) / 1e6:.0f} s", "red")
+            table.add_row(name, _role(one), word, "", "", one["host"], "", one["url"] or "")
         if one["expires_at"] > now:
             version = "" if one["version"] is None else str(one["version"])
-            says = f"{one['state']}: {one['error']}" if one["error"] else str(one["state"])
+            # A drained engine says that it is stopped, so that no gateway counts on it, and in words what it is.
+            words = [] if one.get("draining") and one["state"] == "stopped" else [str(one["state"])]
+            says = ": ".join([*words, *([one["error"]] if one["error"] else [])])
             table.add_row(
                 name, _role(one), Text(says), version, _load(one), one["host"], str(one["pid"]), one["url"] or ""
             )
     return table
+
+
+def _is_gone(status: WorkerStatus, now: Micros) -> bool:
+    """Whether it was an engine not long ago, and did not end well."""
+    is_over = status["state"] == "stopped" and status.get("draining")
+    return status["role"] == ENGINE and not is_over and now - FORGOTTEN_US < status["expires_at"] <= now
 
 
 def _role(status: WorkerStatus) -> str:

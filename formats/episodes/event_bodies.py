@@ -209,6 +209,7 @@ class Bodies:
             "identified_by": None,
             "request_base": None,
             "request_kept": {},
+            "earlier_engines": [],
         }
 
     def _lineage(self, step: ReplyStep, response: str) -> tuple[str, str | None]:

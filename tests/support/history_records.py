@@ -60,6 +60,7 @@ def model_call(
         "identified_by": "key",
         "request_base": None,
         "request_kept": {},
+        "earlier_engines": [],
     }
 
 

@@ -30,6 +30,7 @@ LONGEST = (
     "tests/docs/test_benchmarks.py",
     "tests/chaos/test_ways.py",
     "tests/chaos/test_kill_points.py",
+    "tests/producers/gateway/calls/test_real_fleet.py",
     "tests/consumers/learner/group/test_group.py",
     "tests/infra/log/test_kafka_mend.py",
     "tests/infra/machine/test_supervisor.py",

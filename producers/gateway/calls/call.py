@@ -22,7 +22,7 @@ from millrace.producers.gateway.sessions.reply_index import ChoiceExchange, Choi
 from millrace.producers.gateway.sessions.session import GatewaySession
 from millrace.schemas.arrays import empty_array
 from millrace.schemas.ids import new_id, now_micros
-from millrace.schemas.records import Array, ModelCall
+from millrace.schemas.records import Array, EngineShare, ModelCall
 from millrace.schemas.records import Sampling as SamplingRecord
 from millrace.schemas.requests import RequestOutline
 
@@ -219,9 +219,11 @@ def model_call(
     trace: TokenTrace | None = None,
     stop: str | None = None,
     bar: str | None = UNTRAINABLE,
+    earlier_engines: Sequence[EngineShare] = (),
 ) -> ModelCall:
     """The body of a record. `usage`: (prompt, completion, cached) tokens; `trace`: None where nobody knows the tokens;
-    `bar`: why it is never trained on, None where it may be."""
+    `bar`: why it is never trained on, None where it may be; `earlier_engines`: those that sampled the first tokens,
+    before `by` went on."""
     now = time.perf_counter()
     if trace is None:
         trace = TokenTrace(
@@ -266,4 +268,5 @@ def model_call(
         "identified_by": call.identified_by,
         "request_base": stored_request.base,
         "request_kept": stored_request.overlap,
+        "earlier_engines": list(earlier_engines),
     }

@@ -36,7 +36,7 @@ from millrace.producers.gateway.spending import Expense, expense_of
 from millrace.schemas.arrays import pack
 from millrace.schemas.ids import new_id
 from millrace.schemas.labels import make_label
-from millrace.schemas.records import ModelCall
+from millrace.schemas.records import EngineShare, ModelCall
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,10 @@ class EngineCall(Call):
     process: int = 0
     """the index of the process that serves it, among those of its gateway"""
     choices: list[Choice] = field(default_factory=list)
-    _lost_labels: bool = False
-    """whether an engine failed behind tokens whose versions it had not told"""
+    _start: str = ""
+    """which start of the present engine it began at"""
+    _shares: list[EngineShare] = field(default_factory=list)
+    """of engines that failed behind tokens, whose versions they had not told"""
     _turn_tokens: int = 0
     """tokens that were handled since others had their turn"""
     _writer: ReplyStream | None = None
@@ -75,6 +77,7 @@ class EngineCall(Call):
     """of a reply that came to its end: what the record of each choice says that the client got"""
 
     def __post_init__(self) -> None:
+        self._start = self.target.incarnation
         tools = None if self.request.choice == "none" else self.request.tools
         stop = self.sampling.stop
         self.choices = [
@@ -202,8 +205,12 @@ class EngineCall(Call):
 
     def _move(self, target: EngineTarget) -> None:
         """Another engine goes on with it, which has no part in what the first one leaves without labels."""
-        self.target = target
-        self._lost_labels = self._lost_labels or any(choice.ids for choice in self.choices)
+        if count := self.completion_tokens - sum(share["tokens"] for share in self._shares):
+            kind, address = self.target.engine.kind, self.target.url
+            self._shares.append(
+                {"engine": kind, "engine_version": address, "engine_incarnation": self._start, "tokens": count}
+            )
+        self.target, self._start = target, target.incarnation
         self.session.engines[self.policy] = target.url
 
     def _take(self, chunk: Chunk) -> tuple[Choice, list[Part]]:
@@ -367,6 +374,7 @@ class EngineCall(Call):
             cost=None if self.served_policy.prices is None else self._expense_of(choice).money,
             stop=None if choice.stop is None else str(choice.stop),
             bar="other_version" if self.has_strayed else bar_of(choice, self.sampling) or breach,
+            earlier_engines=self._shares,
         ), breach
 
     def size(self, reply: ChoiceReply) -> int:
@@ -382,7 +390,7 @@ class EngineCall(Call):
         self.session.forget()
 
     def distrust(self) -> None:
-        if not self._lost_labels:
+        if not self._shares:
             self.served_policy.fleet.doubt(self.target)
 
     def note(self, choice: ChoiceReply, at: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from millrace.infra.engines.base import Engine
 from millrace.infra.errors import ConfigError, EngineUnavailable
-from millrace.infra.workers import DRAIN, ENGINE
+from millrace.infra.workers import DRAIN, ENGINE, FORGOTTEN_US
 from millrace.producers.gateway.calls.models import no_version
 from millrace.producers.gateway.calls.routing import EngineView, PrefixMemory, RouteWish, SpeedMeter, rank
 from millrace.schemas.ids import now_micros
@@ -29,7 +29,6 @@ Make = Callable[..., Engine]
 GONE_STATES = ("failed", "stopped", "starting")
 HANGS = "it hangs"
 """the trouble of an engine that answers nobody"""
-FORGOTTEN_US = 3_600_000_000
 LOOK_S = 1.0
 """between two looks at engines with calls that wait"""
 SILENCE_S = 5.0
@@ -88,6 +87,8 @@ class EngineTarget:
     """calls of others than this gateway that it had at its newest status"""
     token_s: float | None = None
     """seconds that a call took for each token, as it said"""
+    load_calls: int = 0
+    """calls that it ran at its newest status"""
     most: int = 0
     """calls of this gateway that it had at once since its newest status"""
     trouble: str = ""
@@ -118,6 +119,7 @@ class EngineTarget:
             self.running + self.other_calls,
             self.speed.token_s(now) or self.token_s,
             self.prefixes.match(chain),
+            is_announced=bool(self.incarnation),
             is_draining=self.is_draining,
             is_dead=self.is_away or bool(self.trouble),
         )
@@ -140,7 +142,7 @@ class Fleet:
         """starts of workers that were told to stop"""
         self._strangers: set[str] = set()
         """urls of engines that this release cannot speak with"""
-        self._changed = asyncio.Event()
+        self._change = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
@@ -151,9 +153,13 @@ class Fleet:
             return
         target = self.targets.get(url)
         if status["role"] == DRAIN:
-            self._drains.add((status["worker"], status["incarnation"]))
-            if target is not None and (target.worker, target.incarnation) in self._drains:
-                target.is_draining = True
+            start = status["worker"], status["incarnation"]
+            if status["draining"]:
+                self._drains.add(start)
+            else:
+                self._drains.discard(start)
+            if target is not None and (target.worker, target.incarnation) == start:
+                target.is_draining = status["draining"]  # where its reloader says otherwise still, it says so again
             return
         if target is None:
             if status["state"] in GONE_STATES or (engine := self._open(url, status.get("kind"))) is None:
@@ -170,8 +176,10 @@ class Fleet:
         target.is_draining = status.get("draining") or (target.worker, target.incarnation) in self._drains
         target.other_calls = max(0, (status.get("running") or 0) + (status.get("waiting") or 0) - target.most)
         target.most = target.running
-        running, tokens_s = status.get("running"), status.get("tokens_s")
-        target.token_s = running / tokens_s if running and tokens_s else None  # the router passes over nonsense
+        former, tokens_s = target.load_calls, status.get("tokens_s")
+        target.load_calls = running = status.get("running") or 0
+        # Over a time in which it had nothing to do at first, its rate says nothing. The router passes over nonsense.
+        target.token_s = (former + running) / 2 / tokens_s if former and running and tokens_s else None
         if status["state"] in ("loaded", "serving"):
             target.version = status["version"]
             target.engine.adapter = status.get("adapter")
@@ -179,7 +187,7 @@ class Fleet:
                 # Its cache was reset, and its label set, by somebody whom it answered.
                 target.load, target.trouble = load, ""
                 target.prefixes.clear()
-        change, self._changed = self._changed, asyncio.Event()
+        change, self._change = self._change, asyncio.Event()
         change.set()
 
     def _open(self, url: str, kind: str | None) -> Engine | None:
@@ -239,7 +247,7 @@ class Fleet:
             rest_s = deadline - asyncio.get_running_loop().time()
             if rest_s <= 0:
                 raise EngineUnavailable(self._excuse(wish))
-            change = self._changed
+            change = self._change
             # Statuses also lapse and come back without a change, so look again each second.
             try:
                 await asyncio.wait_for(change.wait(), min(rest_s, 1.0))
@@ -288,15 +296,21 @@ class Fleet:
         if hangs != (target.trouble == HANGS) and target.trouble in ("", HANGS):
             target.trouble = HANGS if hangs else ""
             logger.warning("%s %s", target.url, "does not answer any more" if hangs else "answers again")
-        if hangs or target.is_away:
-            self._move(target, silent_calls)
+        # A status that lapsed says nothing of an engine that answers: its reloader may be the one that is gone.
+        if hangs or target.is_gone:
+            await self._move(target, silent_calls)
 
-    def _move(self, target: EngineTarget, calls: Collection[UnderWay]) -> None:
+    async def _move(self, target: EngineTarget, calls: Collection[UnderWay]) -> None:
         """Break off the calls of an engine that hangs which another could take over."""
+        answers: dict[str, bool] = {}
         for call in calls:
             wish = call.wish._replace(failures=(*call.wish.failures, target.url))
-            other = self.best(wish)
-            if call.may_move() and other is not None and not (other.is_away or other.trouble):
+            successor = self.best(wish)
+            if not call.may_move() or successor is None or successor.is_away or successor.trouble:
+                continue
+            if not successor.may_serve(0) and successor.url not in answers:  # nobody vouches for it
+                answers[successor.url] = await successor.engine.health()
+            if answers.get(successor.url, True) and call in target.calls:
                 call.break_off()
 
     async def close(self) -> None:

@@ -15,14 +15,19 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from millrace.dialects.errors import of_engine
+from millrace.infra import faults, telemetry
 from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
 from millrace.infra.engines.resubmit import seed_after
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
-from millrace.producers.gateway.calls.fleet import EngineTarget, Fleet, UnderWay
+from millrace.producers.gateway.calls.fleet import HANGS, EngineTarget, Fleet, UnderWay
 from millrace.producers.gateway.calls.routing import RouteWish
 from millrace.schemas.labels import parse_label
 
 logger = logging.getLogger(__name__)
+
+_moves = telemetry.counter(
+    "millrace.gateway.moves", "{call}", "calls that another engine went on with, by why and by the kind that they left"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,13 +65,24 @@ class Relay:
                     # A refusal that is not the client's fault is about our key.
                     self.fleet.doubt(self.target, "it refuses our key" if isinstance(error, EngineRejected) else "")
                 self.wish = self.wish._replace(failures=(*self.wish.failures, self.target.url))
-                other = self.fleet.best(self.wish) if self._may_move() else None
-                if other is None:
+                successor = self.fleet.best(self.wish) if self._may_move() else None
+                if successor is None:
                     raise
-                logger.warning("%s goes on at %s, behind %d tokens: %s", self.request_id, other.url, self._count, error)
-            self.target = other
-            self.on_move(other)
+                _moves.add(1, reason=self._reason(error), engine=self.target.engine.kind)
+                logger.warning(
+                    "%s goes on at %s, behind %d tokens: %s", self.request_id, successor.url, self._count, error
+                )
+            self.target = successor
+            self.on_move(successor)
+            faults.point("relay.moved")
             self._parts += 1
+
+    def _reason(self, error: EngineError) -> str:
+        """Why the call leaves its engine, for telemetry."""
+        trouble = self.target.trouble
+        if isinstance(error, EngineTimeout) or trouble == HANGS:
+            return "hang"
+        return "trouble" if trouble else "drain" if self.target.is_draining else "gone"
 
     def _may_move(self) -> bool:
         if not self._count:
@@ -84,7 +100,7 @@ class Relay:
             sampling = replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed)
             prompt = [*prompt, *ids]
         loop, call = asyncio.get_running_loop(), UnderWay(self.wish, self._may_move)
-        began, before = loop.time(), self._count
+        began, before, tokens = loop.time(), self._count, 0
         self.fleet.begin(target, call)
         try:
             generator = target.engine.generate(prompt, sampling, request_id=request_id, stream=stream)
@@ -98,12 +114,13 @@ class Relay:
                         ids += chunk.token_ids
                     yield chunk
                     call.wait(loop.time())
+            tokens = self._count - before  # how long one hung says nothing of its speed once it answers again
         except asyncio.CancelledError as error:
             if call.was_broken_off():
                 raise EngineTimeout(f"{target.url} hangs") from error
             raise
         finally:
-            self.fleet.end(target, call, loop.time() - began, self._count - before)
+            self.fleet.end(target, call, loop.time() - began, tokens)
 
     def _check(self, chunk: Chunk) -> None:
         """Raises EngineUnavailable for what another model sampled: nobody asked for that."""

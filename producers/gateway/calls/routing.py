@@ -59,13 +59,14 @@ class RouteWish(NamedTuple):
 class EngineView:
     """An engine as it stands. `version`: the one that it acknowledged, None where none is known to hold; `calls`: under
     way in it, as far as is known; `token_s`: seconds that a call takes for each token now, None where nobody measured;
-    `match`: leading links of the prompt's chain that it has read."""
+    `match`: leading links of the prompt's chain that it has read; `is_announced`: its reloader has spoken of it."""
 
     name: str
     version: int | None
     calls: int = 0
     token_s: float | None = None
     match: int = 0
+    is_announced: bool = False
     is_draining: bool = False
     is_dead: bool = False
 
@@ -77,11 +78,11 @@ def rank(engines: Iterable[EngineView], wish: RouteWish) -> list[EngineView]:
         return fit
     speeds = {engine.name: 1 / time for engine, time in zip(fit, _times(fit), strict=True)}
     total = 1 + sum(engine.calls for engine in fit)
-    whole = sum(speeds.values())
+    all_speeds = sum(speeds.values())
 
     def order(engine: EngineView) -> tuple[int, int, float, int]:
         speed = speeds[engine.name]
-        most = max(FEW, math.ceil(OVER * total * speed / whole))
+        most = max(FEW, math.ceil(OVER * total * speed / all_speeds))
         place, match = 2, 0
         if engine.calls < most:
             if engine.name == wish.former:
@@ -101,7 +102,8 @@ def _fit(engines: Iterable[EngineView], wish: RouteWish) -> list[EngineView]:
         if engine.version is not None and engine.version >= wish.minimum and wish.version in (None, engine.version)
     ]
     if not fit and not wish.has_grant and wish.version is None:
-        fit = candidates
+        # One that loads weights now is up; of one that was never announced nobody knows whether it ever was.
+        fit = [engine for engine in candidates if engine.is_announced and not engine.is_dead] or candidates
     return [engine for engine in fit if not engine.is_dead] or fit
 
 
@@ -109,17 +111,17 @@ def _times(fit: Sequence[EngineView]) -> list[float]:
     """Seconds a token of each; that of the median for one that nobody measured, or of which nonsense was said."""
     times = [time if (time := engine.token_s) and LEAST_S <= time <= MOST_S else None for engine in fit]
     measures = [time for time in times if time is not None]
-    usual = statistics.median(measures) if measures else 1.0
-    return [usual if time is None else time for time in times]
+    median = statistics.median(measures) if measures else 1.0
+    return [median if time is None else time for time in times]
 
 
 def chain_of(prompt: Sequence[int]) -> list[int]:
     """Digests of the whole blocks that a prompt begins with, each also of all before it. Of this process alone."""
-    packed = array("i", prompt[: BLOCK * MOST_LINKS]).tobytes()
+    block_bytes = array("i", prompt[: BLOCK * MOST_LINKS]).tobytes()
     size = BLOCK * array("i").itemsize
     links, link = [], 0
-    for start in range(0, len(packed) - size + 1, size):
-        link = hash((link, packed[start : start + size]))
+    for start in range(0, len(block_bytes) - size + 1, size):
+        link = hash((link, block_bytes[start : start + size]))
         links.append(link)
     return links
 

@@ -4,7 +4,9 @@ stop."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,10 @@ from millrace.infra.engines.control import EngineLoad
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.workers import drain_request
 from millrace.schemas.records import WorkerStatus
-from tests.consumers.reloader.conftest import ScriptedEngine, Start
+from tests.consumers.reloader.conftest import Killed, ScriptedEngine, Start
 from tests.support.announced import WORKERS, announce, statuses, weight_event
 from tests.support.engines import until
+from tests.support.fault_points import fault_points
 
 KEY = b"engine-0/1/drain"
 
@@ -31,9 +34,10 @@ def said(bus: MemoryBus) -> list[WorkerStatus]:
     return [one for one in statuses(bus) if one is not None and one["role"] == "engine"]
 
 
-def tell_to_stop(bus: MemoryBus, **fields: str) -> None:
+def tell_to_stop(bus: MemoryBus, *, draining: bool = True, **fields: str) -> None:
+    engine: Any = {**said(bus)[-1], **fields}
     with bus.publisher() as publisher:
-        publisher.publish(drain_request(WORKERS, {**said(bus)[-1], **fields})).result(30)  # type: ignore[typeddict-item]
+        publisher.publish(drain_request(WORKERS, engine, draining=draining)).result(30)
 
 
 async def test_it_says_what_the_engine_is_and_has_to_do(
@@ -79,6 +83,57 @@ async def test_an_engine_that_is_told_to_stop_is_drained_once_it_has_no_calls(
         assert (said(bus)[-1]["incarnation"], said(bus)[-1]["draining"]) == ("2", False)
         assert [record.value for record in bus.read(WORKERS, 0) if record.key == KEY][-1] is None
     assert drained == [True]
+
+
+async def test_a_drained_engine_takes_calls_again_once_it_is_told_to(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
+) -> None:
+    announce(bus, weight_event(0, folders[0]))
+    announce(bus, weight_event(1, folders[1]))
+    scripted.occupied = EngineLoad(0, 0)
+    async with start(scripted) as reloader:
+        await until(lambda: reloader.served == 1 and said(bus)[-1]["state"] == "serving")
+        tell_to_stop(bus)
+        await until(lambda: said(bus)[-1]["state"] == "stopped")
+        announce(bus, weight_event(2, folders[2]))
+        await until(lambda: reloader.served == 2)  # it is kept on the newest version, for when it comes back
+        tell_to_stop(bus, draining=False)
+        await until(lambda: said(bus)[-1]["state"] == "serving")
+        last = said(bus)[-1]
+        assert (last["draining"], last["version"], last["error"], last["incarnation"]) == (False, 2, None, "1")
+    async with start(scripted):
+        before = len(said(bus))
+        await until(lambda: len(said(bus)) > before + 2)
+        assert not any(one["draining"] for one in said(bus)[before:]), "nor does it forget that"
+
+
+@pytest.mark.parametrize("point", [name for name in fault_points("consumers") if name.startswith("drain.")])
+async def test_a_drain_goes_on_where_its_reloader_was_killed(
+    bus: MemoryBus,
+    scripted: ScriptedEngine,
+    folders: list[Path],
+    start: Start,
+    kill_at: Callable[[str], list[str]],
+    point: str,
+) -> None:
+    announce(bus, weight_event(0, folders[0]))
+    scripted.occupied = EngineLoad(0, 0)
+    async with start(scripted):
+        await until(lambda: said(bus) and said(bus)[-1]["state"] == "serving")
+    tell_to_stop(bus)
+    passages, ends = kill_at(point), []
+    with pytest.raises(Killed):
+        async with start(scripted, on_drain=lambda: ends.append(1)):
+            await until(lambda: passages)
+    assert not ends
+    before = len(said(bus))
+    async with start(scripted, on_drain=lambda: ends.append(1)):
+        await until(lambda: ends)
+    assert said(bus)[-1]["error"] == DRAIN_NOTE
+    announcements = said(bus)[before:]
+    first = next(at for at, one in enumerate(announcements) if one["draining"])
+    assert all(one["draining"] for one in announcements[first:])
+    assert [one["state"] for one in announcements[first:]] == sorted(one["state"] for one in announcements[first:])
 
 
 async def test_a_reloader_that_starts_again_knows_of_it(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -26,27 +25,11 @@ from millrace.schemas import codec
 from millrace.schemas.records import WorkerStatus
 from tests.support.announced import POLICY, announce, weight_event
 from tests.support.engines import complete, until
+from tests.support.joined import RUN, environment_of, spawn
 from tests.support.learners import ROOT
 
 NAMESPACE = "joined"
-RUN = (sys.executable, "-P", "-m", "millrace.apps.cli.main")
 WAITS = (sys.executable, "-c", "import time; print(flush=True); time.sleep(600)")
-
-
-def environment_of(broker: str, namespace: str, home: Path, url: str, **more: str) -> dict[str, str]:
-    """The settings of a process of this namespace, as its environment."""
-    settings = {
-        "NAMESPACE": namespace,
-        "HOME": str(home),
-        "KAFKA__BOOTSTRAP": broker,
-        "KAFKA__LOCAL": "false",
-        "POLICY__NAME": POLICY,
-        "ENGINE__KIND": "inprocess",
-        "ENGINE__URL": url,
-        **more,
-    }
-    variables = {f"MILLRACE_{name}": value for name, value in settings.items()}
-    return {**os.environ, **variables, "OMP_NUM_THREADS": "1"}
 
 
 async def test_an_engine_that_ends_is_started_again_and_ends_with_us(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +48,33 @@ async def test_an_engine_that_ends_is_started_again_and_ends_with_us(monkeypatch
     over.set()
     await asyncio.wait_for(running, 30)
     assert child.end() is None
+
+
+async def test_nothing_of_an_engine_lives_on_beside_its_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join, "PAUSE_S", 0.01)
+    pids = tmp_path / "pids"
+    child, over = EngineChild(("sh", "-c", f"sleep 600 & echo $! >> {pids}; wait")), asyncio.Event()
+    running = asyncio.create_task(child.run(over))
+    for start in range(1, 4):
+        await until(lambda start=start: pids.exists() and len(pids.read_text().split()) == start, 30)
+        below = int(pids.read_text().split()[-1])
+        assert psutil.pid_exists(below)
+        if start < 3:
+            assert child._process is not None
+            child._process.kill()
+        else:
+            over.set()
+        await until(lambda below=below: not _lives(below), 30)
+    await asyncio.wait_for(running, 30)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.slow
@@ -104,8 +114,7 @@ async def test_it_joins_by_the_log_alone_and_leaves_without_losing_a_call(
             status = newest()
             return status is not None and status["state"] == state and status["running"] is not None
 
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([*RUN, "engine", "join"], env=environment, stdout=log, stderr=log)
+        process = spawn(("engine", "join"), environment, tmp_path / "log")
         try:
             await until(lambda: stands("serving"))
             status = newest()
@@ -143,8 +152,8 @@ async def test_a_gateway_finds_engines_by_the_log_and_a_drain_fails_no_call(
     ports = free_ports(4)
     nobody, *urls = (f"http://127.0.0.1:{port}" for port in ports[:3])
     gateway = f"http://127.0.0.1:{ports[3]}"
-    commands = [([*RUN, "engine", "join"], url, {}) for url in urls]
-    commands.append(([*RUN, "gateway"], nobody, {"GATEWAY__PORT": str(ports[3])}))
+    commands: list[tuple[tuple[str, ...], str, dict[str, str]]] = [(("engine", "join"), url, {}) for url in urls]
+    commands.append((("gateway",), nobody, {"GATEWAY__PORT": str(ports[3])}))
     processes = []
     statuses: list[int] = []
     over = asyncio.Event()
@@ -163,9 +172,8 @@ async def test_a_gateway_finds_engines_by_the_log_and_a_drain_fails_no_call(
         announce(bus, weight_event(0, folders[0]), f"{namespace}.{POLICY}.weights")
     try:
         for at, (command, url, more) in enumerate(commands):
-            with (tmp_path / f"{at}.log").open("wb") as log:
-                environment = environment_of(broker, namespace, home, url, **more)
-                processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            environment = environment_of(broker, namespace, home, url, **more)
+            processes.append(spawn(command, environment, tmp_path / f"{at}.log"))
         async with httpx.AsyncClient(timeout=120) as http:
 
             async def standing() -> dict[str, Any]:

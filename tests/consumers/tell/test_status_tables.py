@@ -13,6 +13,7 @@ from rich.table import Table
 from millrace.consumers.tell.status import StatusWatch, learning, processes, silent_workers, spark, workers
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.machine.supervisor import ProgramState
+from millrace.infra.workers import FORGOTTEN_US
 
 SECOND = 1_000_000
 
@@ -86,7 +87,7 @@ def test_ranks_that_serve_a_role_have_no_samples_to_show(watch: StatusWatch) -> 
 
 def test_only_those_whose_word_holds_are_alive(watch: StatusWatch) -> None:
     status: Any = {
-        "role": "engine",
+        "role": "learner",
         "version": 3,
         "host": "h",
         "pid": 7,
@@ -121,6 +122,29 @@ def test_an_engine_is_shown_with_its_kind_and_load(watch: StatusWatch) -> None:
     assert "engine (inprocess)" in text
     assert "5 running, 2 waiting, 812 tokens/s, cache 25% free" in text
     assert "takes no new calls, cache 25% free" in text
+
+
+def test_an_engine_that_was_told_to_stop_is_drained_and_one_that_is_silent_gone(watch: StatusWatch) -> None:
+    engine: Any = {
+        "role": "engine",
+        "version": 3,
+        "host": "h",
+        "pid": 7,
+        "url": None,
+        "state": "serving",
+        "error": None,
+        "expires_at": 30_000_000,
+    }
+    over = {**engine, "state": "stopped", "draining": True, "error": "drained: it has no calls", "version": None}
+    watch.workers |= {"silent": engine, "drained": over, "learner": {**engine, "role": "learner"}}
+    text = shown(workers(watch, 20_000_000))
+    assert "drained: it has no calls" in text
+    assert "stopped" not in text
+    assert "gone" not in text
+    text = shown(workers(watch, 75_000_000))
+    assert "gone: no word of it for 45 s" in text
+    assert text.count("gone") == 1, "who left well is not missed, and no other worker is"
+    assert "gone" not in shown(workers(watch, 30_000_000 + FORGOTTEN_US))
 
 
 def test_processes_that_fail_say_why() -> None:

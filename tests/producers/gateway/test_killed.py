@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -32,15 +33,17 @@ from millrace.infra.connect import connect
 from millrace.infra.engines.base import ABORT
 from millrace.infra.errors import BusError
 from millrace.infra.gateway_processes import INDEX, folder_of
+from millrace.infra.log.base import Bus
 from millrace.infra.log.topics import full_name
 from millrace.infra.machine.broker import Broker
 from millrace.infra.process.net import LOCALHOST, free_ports, is_listening
+from millrace.infra.workers import ENGINE, status
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.sessions.ownership import TRAJECTORY_HEADER
 from millrace.producers.gateway.sessions.recorder import CUT_OFF
 from millrace.schemas import codec
 from millrace.schemas.arrays import unpack
-from tests.support.engines import LightEngine
+from tests.support.engines import LightEngine, control_of
 from tests.support.tiny_model import write_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
@@ -51,6 +54,7 @@ PATIENCE_S = 240.0
 PIECES, PAUSE_S = 6, 0.15
 PARTS = ("gateway", "upstream", "broker", "engine")
 TOKENS = 24
+NOTHING: Mapping[str, str] = MappingProxyType({})
 ROOT = Path(__file__).parents[3]
 USER = {"role": "user", "content": "hi"}
 ASKED: list[tuple[str, dict[str, Any], str]] = [
@@ -79,7 +83,9 @@ class Seen:
 class Parts:
     """The processes, each started again at the same place."""
 
-    def __init__(self, folder: Path, broker: Broker, processes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, broker: Broker, processes: int = 1, environment: Mapping[str, str] = NOTHING
+    ) -> None:
         self.broker = broker
         gateway, upstream = free_ports(2)
         self.model = write_model(folder / "model")
@@ -99,7 +105,7 @@ class Parts:
         }
         self.settings: Settings = load(flags=flags)
         self._folder = folder
-        self._environment = {**os.environ, **variables(flags), "PYTHONPATH": str(ROOT)}
+        self._environment = {**os.environ, **variables(flags), "PYTHONPATH": str(ROOT), **environment}
         self._commands = {
             "gateway": [sys.executable, "-P", "-m", "millrace.apps.cli.main", "gateway"],
             "upstream": [
@@ -309,21 +315,94 @@ async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_la
                         await asyncio.sleep(1.0)
                         parts.signal(part, signal.SIGCONT)
                     await several(ends, CLIENTS // 2)
-            for index, part in enumerate(gateways):
-                parts.signal(part, signal.SIGTERM)
-                assert await asyncio.to_thread(parts.processes[part].wait, PATIENCE_S) == 0
-                log = CaptureLog(folder_of(parts.settings.gateway.capture_dir, index))
-                assert log.end > 0, "each has its share"
-                waits = log.waiting
-                log.close()
-                assert waits == 0, "a start and an orderly end send all"
-            async with asyncio.timeout(PATIENCE_S):
-                there: dict[str, list[dict[str, Any]]] = {}
-                while not there:
-                    with suppress(BusError):
-                        there = await asyncio.to_thread(found, parts.settings)
+            there = await events_after(parts, gateways)
         finally:
             parts.close()
+    outcomes = check_events(there, seen)
+    assert {"cut off", "aborted"} <= outcomes, "of a gateway that died, of an upstream that died"
+
+
+async def test_a_gateway_that_dies_while_replies_move_to_another_engine(tmp_path: Path) -> None:
+    seen = Seen()
+    kill = {"MILLRACE_KILL": "relay.moved:3", "MILLRACE_KILL_ONCE": str(tmp_path / "killed")}
+    with Broker(tmp_path / "broker", sync=True) as broker:
+        await asyncio.to_thread(broker.start)
+        parts = Parts(tmp_path, broker, environment=kill)
+        other = LightEngine(parts.model, tmp_path / "other.log")
+        try:
+            with connect(parts.settings) as bus:
+                bus.ensure_topics(parts.settings.layout.specs())
+                version_zero.create(parts.settings, parts.model, bus)
+                for part in ("engine", "upstream"):
+                    await parts.up(part)
+                await asyncio.to_thread(other.start)
+                for engine in (parts.engine, other):
+                    control = control_of(engine)
+                    await control.set_version(f"{parts.settings.policy.name}@0")
+                    await control.close()
+                    announce_engine(bus, parts.settings, engine.url)
+            await parts.up("gateway")
+            async with crowd(parts.url, seen) as ends:
+                await several(ends, CLIENTS)
+                await under_way(seen, "engine")
+                parts.signal("engine", signal.SIGKILL)
+                assert await asyncio.to_thread(parts.processes["gateway"].wait, PATIENCE_S) == -signal.SIGKILL
+                await parts.up("gateway")
+                await several(ends, CLIENTS)
+            there = await events_after(parts, ["gateway"])
+        finally:
+            other.kill()
+            parts.close()
+    assert "cut off" in check_events(there, seen)
+    calls = [event["data"] for events in there.values() for event in events if event["kind"] == "model_call"]
+    addresses = {call["engine_version"] for call in calls if call["tokenizer_hash"]}
+    assert addresses == {parts.engine.url, other.url}
+    for call in calls:
+        if call["tokenizer_hash"]:
+            lost = sum(share["tokens"] for share in call["earlier_engines"])
+            versions = unpack(call["output_versions"]).tolist()
+            assert versions == [-1] * lost + [0] * (len(versions) - lost) or call["finish_reason"] == ABORT
+
+
+def announce_engine(bus: Bus, settings: Settings, url: str) -> None:
+    """Say that an engine serves version 0, for as long as a test may take."""
+    workers = full_name(settings.namespace, "workers")
+    outgoing = status(
+        workers,
+        worker=url,
+        incarnation="1",
+        role=ENGINE,
+        state="serving",
+        policy=settings.policy.name,
+        lives_s=3600,
+        version=0,
+        url=url,
+        kind="inprocess",
+    )
+    with bus.publisher() as publisher:
+        publisher.publish(outgoing).result(30)
+
+
+async def events_after(parts: Parts, gateways: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What is in the topic once all gateways have ended well."""
+    for index, part in enumerate(gateways):
+        parts.signal(part, signal.SIGTERM)
+        assert await asyncio.to_thread(parts.processes[part].wait, PATIENCE_S) == 0
+        log = CaptureLog(folder_of(parts.settings.gateway.capture_dir, index))
+        assert log.end > 0, "each has its share"
+        waits = log.waiting
+        log.close()
+        assert waits == 0, "a start and an orderly end send all"
+    async with asyncio.timeout(PATIENCE_S):
+        there: dict[str, list[dict[str, Any]]] = {}
+        while not there:
+            with suppress(BusError):
+                there = await asyncio.to_thread(found, parts.settings)
+    return there
+
+
+def check_events(there: dict[str, list[dict[str, Any]]], seen: Seen) -> set[str]:
+    """Each call has one disposition, and one that ended for its client is whole. Gives those of calls that did not."""
     for trajectory, events in there.items():
         assert len(dispositions(events)) == 1, trajectory
     ended = {trajectory: dispositions(there[trajectory]) for trajectory in seen.ended}
@@ -337,4 +416,4 @@ async def test_what_a_client_saw_end_is_in_the_topic_once_and_what_was_cut_is_la
     print(f"{len(ended)} ended, {len(cut)} cut: { ({what: cut.count(what) for what in set(cut)}) }")
     # A client may miss the end of a reply that was recorded: the kill came between the two.
     assert set(cut) <= {"cut off", "aborted", "whole"}
-    assert {"cut off", "aborted"} <= set(cut), "of a gateway that died, of an upstream that died"
+    return set(cut)

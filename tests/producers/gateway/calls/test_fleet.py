@@ -19,7 +19,7 @@ ONE, TWO = "http://one.test", "http://two.test"
 ANY = RouteWish()
 
 
-def say(fleet: Fleet, version: int, url: str = ONE, **fields: Any) -> Any:
+def say(fleet: Fleet, version: int | None, url: str = ONE, **fields: Any) -> Any:
     said = {**status(version, url=url), "worker": f"engine-{url}", **fields}
     fleet.observe(said)  # type: ignore[arg-type]
     return said
@@ -86,7 +86,13 @@ async def test_a_slow_engine_says_so() -> None:
     fleet = pair()
     say(fleet, 1, ONE, running=4, tokens_s=10.0)
     say(fleet, 1, TWO, running=8, tokens_s=200.0)
+    assert best(fleet) == ONE, "it was idle in a part of that time, for all that is known"
+    say(fleet, 1, ONE, running=4, tokens_s=10.0)
+    say(fleet, 1, TWO, running=8, tokens_s=200.0)
     assert best(fleet) == TWO
+    assert fleet.targets[ONE].token_s == 0.4
+    say(fleet, 1, ONE, running=0, tokens_s=10.0)
+    assert fleet.targets[ONE].token_s is None
 
 
 @pytest.mark.parametrize("by", ["its reloader", "a request", "a request before it was known"])
@@ -109,6 +115,30 @@ async def test_one_that_was_told_to_stop_gets_no_call(by: str) -> None:
     assert fleet.versions == {1}
     say(fleet, 1, ONE, incarnation="another start")
     assert best(fleet, RouteWish(former=ONE)) == ONE
+
+
+async def test_one_that_is_told_to_go_on_gets_calls_again() -> None:
+    fleet = pair()
+    engine = say(fleet, 1, ONE)
+    for draining in (True, False):
+        request = drain_request("t.workers", engine, draining=draining)
+        fleet.observe(codec.decode_as("WorkerStatus", request.value or b""))
+        assert best(fleet, RouteWish(former=ONE)) == (TWO if draining else ONE)
+        say(fleet, 1, ONE, draining=True)  # its reloader did not hear it yet
+        assert best(fleet, RouteWish(former=ONE)) == TWO
+        say(fleet, 1, ONE)
+        assert best(fleet, RouteWish(former=ONE)) == (TWO if draining else ONE)
+
+
+async def test_one_that_loads_comes_before_one_that_nobody_speaks_of() -> None:
+    fleet = Fleet("policy", lambda url: ScriptedEngine(lambda *_: [1]), (TWO,))
+    assert best(fleet) == TWO
+    say(fleet, None, ONE, state="loading")
+    assert fleet.targets[ONE].version is None
+    assert best(fleet) == ONE
+    assert best(fleet, RouteWish(failures=(ONE,))) == TWO
+    say(fleet, None, ONE, state="stopped")
+    assert best(fleet) == TWO
 
 
 async def test_engines_that_left_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,9 @@ def test_another_engine_goes_on_behind_what_was_given(broken: int, stream: bool,
         assert pair.moves == [TWO]
         assert pair.target.version is None, "it is doubted"
         assert [target.running for target in pair.fleet.targets.values()] == [0, 0]
+        now = asyncio.get_running_loop().time()
+        assert pair.target.speed.token_s(now) is None, "what broke off says nothing of its speed"
+        assert pair.fleet.targets[TWO].speed.token_s(now)
         await pair.fleet.close()
 
     asyncio.run(run())
@@ -228,6 +231,29 @@ async def test_a_call_waits_for_one_that_is_busy_and_for_the_only_one(monkeypatc
             assert (pair.moves, pair.second.asked) == ([], [])
 
 
+@pytest.mark.parametrize("reason", ["its status lapsed", "the other one does not answer"])
+async def test_a_call_stays_where_it_is_served_and_leaves_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    async with hanging(monkeypatch) as pair:
+        if reason == "its status lapsed":
+            pair.first.frozen = False
+            pair.target.expires_at = 1
+            assert pair.target.is_away
+        else:
+            other = Frozen(rest_of, "policy@4")
+            pair.fleet.targets[TWO] = EngineTarget(TWO, other, static=True)
+        reading = asyncio.create_task(read(pair.relay()))
+        while pair.target.trouble != ("" if reason == "its status lapsed" else HANGS):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        pair.first.frozen = False
+        for _ in REPLY:
+            pair.first.gate.release()
+        assert ids_of(await asyncio.wait_for(reading, 30)) == REPLY
+        assert (pair.moves, pair.second.asked) == ([], [])
+
+
 async def test_who_leaves_ends_what_the_engine_does() -> None:
     pair = Pair()
     pair.first.gate = asyncio.Semaphore(4)
@@ -276,6 +302,8 @@ async def test_a_granted_call_goes_on_and_trains_where_all_its_versions_are_know
             (False, "unknown_version") if streamed else (True, None)
         )
         assert call["engine_version"] == TWO
+        share = {"engine": "scripted", "engine_version": ONE, "engine_incarnation": "one", "tokens": 5}
+        assert call["earlier_engines"] == [share] * streamed
         assert (first.version, second.version) == (None, 4), "only who failed is doubted"
         engines[ONE].error = None
         assert (await w.chat([{"role": "user", "content": "hi"}], session["api_key"])).status_code == 200
