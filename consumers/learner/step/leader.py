@@ -106,7 +106,7 @@ class Step:
     seq), to which cell each rank belongs, and which cell a group was given to (by seq)."""
 
     batch: Batch
-    gathered: Callable[[], State]
+    finish: Callable[[], State]
     report: Report
     losses: Mapping[int, str]
     cells: Sequence[int]
@@ -201,7 +201,7 @@ class Leader:
         """In the thread: the version on the disk, then in the log. The new head, or why there is none."""
         p, metrics = self._parts, step.report.metrics
         with self._clock.phase("copy"):
-            state = step.gathered()
+            state = step.finish()
         metrics.update(flops.utilisation(state, metrics, self._roster.world))
         with self._clock.phase("checkpoint"):
             snapshot = checkpoint.write(p.root, self.head.version + 1, state, fault=checkpoint_fault)
