@@ -225,7 +225,8 @@ class TorchBackend(Backend):
             free, total = torch.cuda.mem_get_info(self.device)
             to_come = sum(trainee.moments_to_come for trainee in learners)
             actor = self._role(ACTOR)
-            return find_budget(partial(actor.peak_memory, longest=self.longest), free - to_come, total)
+            measure = partial(actor.peak_memory, longest=self.longest)
+            return find_budget(measure, free - to_come, total, alone=self.world == 1)
 
     def passes(self, micro: MicroBatch) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""

@@ -242,15 +242,16 @@ class Trainee:
 
     def peak_memory(self, tokens: int, longest: int) -> int:
         """Bytes that a forward and backward pass of so many tokens takes on a GPU, gradients included, which are
-        dropped. longest: tokens of a sample at most. All ranks call it."""
+        dropped, after an OutOfMemoryError too. longest: tokens of a sample at most. All ranks call it."""
         micro = probe(tokens, vocabulary_of(self.model.config), longest)
         torch.cuda.reset_peak_memory_stats(self._place.device)
         before = torch.cuda.memory_allocated(self._place.device)
-        self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
-        peak = torch.cuda.max_memory_allocated(self._place.device) - before
-        for parameter in [*self._learning(), *self._shards]:
-            parameter.grad = None
-        return peak
+        try:
+            self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
+            return torch.cuda.max_memory_allocated(self._place.device) - before
+        finally:
+            for parameter in [*self._learning(), *self._shards]:
+                parameter.grad = None
 
     def guard(self) -> None:
         """Before weights or moments change, or leave their place: what was gathered last is copied first."""
