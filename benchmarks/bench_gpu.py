@@ -5,6 +5,7 @@
     speed         a GRPO step against TRL and the packed loop (`bench_peers`), at 0.6b and 1.7b, rows of 4k and 16k
     profile       one step by kind of kernel
     publication   what a version costs the step beside which it leaves the card and is written, at 1.7b
+    experts       a step of a mixture by each way to compute its experts: one after another, or grouped
     memory        the budget that the card is found to have room for, and a step with it and with default settings
     long          samples of 32,768 tokens with checkpointing: on a card at 1.7b; on a CPU by two context ranks, against
                   one process (--tokens: how long)
@@ -38,6 +39,7 @@ from benchmarks import bench_peers
 from millrace.trainers.algorithms.registry import policy
 from millrace.trainers.backends.base import Backend
 from millrace.trainers.backends.factory import make_backend
+from millrace.trainers.backends.models.build import random_state
 from millrace.trainers.backends.torch.backend import TorchBackend
 from millrace.trainers.backends.torch.compute import Compute
 from millrace.trainers.batches import kernels
@@ -249,6 +251,48 @@ def publication(device: str) -> bool:
     return device != "cuda" or share <= 0.05
 
 
+MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 4096,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
+LARGE_LAYERS = {
+    "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
+    "head_dim": 128, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+}  # fmt: skip
+"""of Qwen3-30B-A3B"""
+SMALL_LAYERS = {
+    "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "moe_intermediate_size": 96, "num_experts": 32, "num_experts_per_tok": 4,
+}  # fmt: skip
+
+
+def experts(device: str) -> bool:
+    """Whether learners, who leave that to transformers, compute in the faster of two ways. Its third, batched_mm, copies
+    an expert's weights for each token: no card holds that, and a CPU took 18 times as long."""
+    state = random_state(MIXTURE | (LARGE_LAYERS if device == "cuda" else SMALL_LAYERS))
+    backend = TorchBackend(device=device, compute=Compute(bf16=device == "cuda"))
+    backend.form(0, 1, None, 60.0)
+    trainer = Trainer(backend, policy("grpo", minibatches=1), Schedule(1e-5), budget=8192)
+    trainer.load(state)
+    count, length = (16, 2048) if device == "cuda" else (4, 512)
+    samples = [one_sample(length, backend.vocabulary, index) for index in range(count)]
+    default, seconds = backend.model.get_experts_implementation()[""], {}
+    for way in ("eager", "grouped_mm"):
+        backend.model.set_experts_implementation(way)
+        trainer.train(samples, minibatches=[[0]], version=0)
+        seconds[way] = min(_seconds(lambda: trainer.train(samples, minibatches=[[0]], version=0)) for _ in range(3))
+    print(f"\na mixture's step of {count * length} tokens; learners take {default}", flush=True)
+    for way, taken in seconds.items():
+        print(f"{way:12} {taken:7.3f} s  {seconds['eager'] / taken:5.2f} times the loop's speed", flush=True)
+    backend.tear_down()
+    return device != "cuda" or seconds[default] <= 1.05 * min(seconds.values())
+
+
 def _seconds(step: Callable[[], Any]) -> float:
     began = time.perf_counter()
     step()
@@ -362,6 +406,7 @@ PARTS = {
     "speed": speed,
     "profile": profile,
     "publication": publication,
+    "experts": experts,
     "memory": memory,
     "long": long,
     "large": large,
