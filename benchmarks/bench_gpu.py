@@ -272,8 +272,8 @@ SMALL_LAYERS = {
 
 
 def experts(device: str) -> bool:
-    """Whether learners, who leave that to transformers, compute in the faster of two ways. Its third, batched_mm, copies
-    an expert's weights for each token: no card holds that, and a CPU took 18 times as long."""
+    """Whether learners, who leave that to transformers, compute in the faster of two ways. Its third, batched_mm,
+    copies an expert's weights for each token: no card holds that, and a CPU took 18 times as long."""
     state = random_state(MIXTURE | (LARGE_LAYERS if device == "cuda" else SMALL_LAYERS))
     backend = TorchBackend(device=device, compute=Compute(bf16=device == "cuda"))
     backend.form(0, 1, None, 60.0)
