@@ -213,10 +213,14 @@ class Trainer:
         return report
 
     def _measure(self) -> None:
-        """Makes the budget what the device has room for, the least of all ranks. A collective."""
-        room = (self.backend.room() or BUDGET) if self.backend.acts else math.inf
-        (least,) = self.backend.max([-room])
-        self.budget = min(-int(least), self._ceiling or -int(least))
+        """Makes the budget what the device has room for, the least of all ranks. Where one of them ran out of memory
+        before, it is what was shortened to, and nobody measures. A collective."""
+        ceiling = self._ceiling or math.inf
+        (least,) = self.backend.max([-ceiling])
+        if least == -math.inf:
+            room = (self.backend.room() or BUDGET) if self.backend.acts else math.inf
+            (least,) = self.backend.max([-room])
+        self.budget = -int(least)
         self._is_measured = True
         log.info("rows of %d tokens", self.budget)
 
@@ -231,11 +235,12 @@ class Trainer:
         return {**self.backend.kernels, "tokens_per_pack": str(self.budget)}
 
     def _shorten(self, samples: Sequence[Sample], error: torch.OutOfMemoryError) -> OutOfMemory | BadConfiguration:
-        """Halves the budget. What to raise."""
-        longest = max((sample.length for sample in samples), default=1)
-        if self.budget <= longest:
+        """Halves the budget, or what rows held of it. What to raise."""
+        lengths = [sample.length for sample in samples]
+        longest, former = max(lengths, default=1), min(self.budget, max(sum(lengths), 1))
+        if former <= longest:
             return BadConfiguration(f"a sample of {longest} tokens does not fit ({memory_text(error)}): {REMEDIES}")
-        former, self.budget = self.budget, max(longest, self.budget // 2)
+        self.budget = max(longest, former // 2)
         self._ceiling = self.budget
         return OutOfMemory(
             f"a step with rows of {former} tokens ran out of memory ({memory_text(error)}); it can be done again with "

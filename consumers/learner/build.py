@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,10 +37,12 @@ from millrace.trainers.backends.models.build import random_state
 from millrace.trainers.backends.places import RolePlace
 from millrace.trainers.batches.sample import Sample
 from millrace.trainers.compatibility import suits
-from millrace.trainers.errors import BadConfiguration, CheckpointError
+from millrace.trainers.errors import BadConfiguration, CheckpointError, OutOfMemory
 from millrace.trainers.learning import Schedule, Trainer
 from millrace.trainers.weights import checkpoint
 from millrace.trainers.weights.adapter import Lora
+
+log = logging.getLogger(__name__)
 
 REHEARSAL = {
     "model_type": "qwen2",
@@ -153,11 +156,17 @@ def warm_up(trainer: Trainer, weights: WeightVersion) -> None:
     """Load a version and train a step that is thrown away, so that joining costs the others no first-time work."""
     backend = trainer.backend
     state = checkpoint.read(Path(weights["uri"]), digest=weights["digest"])
-    backend.form(0, 1, None, 60.0)
-    trainer.load(state)
     samples = [_sample(reward) for reward in (0.0, 1.0)]
-    trainer.train(samples, minibatches=[[0]], version=weights["version"])
-    backend.tear_down()
+    is_done = False
+    while not is_done:
+        backend.form(0, 1, None, 60.0)
+        trainer.load(state)
+        try:
+            trainer.train(samples, minibatches=[[0]], version=weights["version"])
+            is_done = True
+        except OutOfMemory as error:  # until it fits or is refused: each time rows are shorter
+            log.warning("%s", error)
+        backend.tear_down()
 
 
 def rehearse(learner: config.Learner, weights: WeightVersion) -> None:

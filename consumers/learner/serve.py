@@ -1,8 +1,9 @@
 """The process `millrace learn`: one member of the policy's learner group.
 
-Before it loads torch it refuses to differ from the learners that run, and lets them finish the version they are at: to
-load torch and the model's code takes seconds of processor, which on few cores would come out of the step of those that
-go on after a learner died. Invariant: what waits there has not joined the group, so it costs the others nothing."""
+Before it loads torch it waits for its policy, refuses to differ from the learners that run, and lets them finish the
+version they are at: to load torch and the model's code takes seconds of processor, which on few cores would come out of
+the step of those that go on after a learner died. Invariant: what waits there has not joined the group, so it costs the
+others nothing."""
 
 from __future__ import annotations
 
@@ -69,6 +70,9 @@ class _Stop:
 
 def _serve(settings: Settings, bus: Bus, stop: _Stop, on_phase: Callable[[str], None]) -> None:
     services.check(settings.learner.trackers)
+    await_policy(settings, bus, stop)
+    if stop.asked:
+        return
     if check_peers(settings, bus) >= layouts.need_of(settings.learner).fewest:
         let_commit(settings, bus, stop)
     prepare_process(settings)
@@ -171,6 +175,26 @@ class LearnerScreen:
         self._live.reset(self._task, description=f"{self._policy} {text}", completed=entry["version"])
         if self._live.disable or entry["unchanged"] or any(group["lost"] is not None for group in entry["groups"]):
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+PAUSE_S = 1.0
+"""between two looks for a policy that does not exist yet"""
+
+
+def await_policy(
+    settings: Settings, bus: Bus, stopping: Callable[[], bool], *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Return once the policy has a version, or when asked to stop. What is waited for is said once."""
+    names, is_said = policy_names.topics(settings), False
+    while not stopping() and newest.head(bus, names["weights"], names["ledger"]) is None:
+        if not is_said:
+            log.warning(
+                "waiting for policy %s, which has no version yet: `millrace policy create --model DIR` writes version "
+                "0; learning begins then by itself",
+                settings.policy.name,
+            )
+            is_said = True
+        sleep(PAUSE_S)
 
 
 LONGEST_S = 3.0

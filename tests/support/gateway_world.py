@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -257,7 +258,7 @@ async def world(
     async with httpx.AsyncClient(base_url=url, timeout=30) as http, AsyncExitStack() as kept:
         if crossing is None or not crossing.is_retired:
             await _answers(http)
-        while crossing is not None and not (crossing.socket.exists() or serving.done()):
+        while crossing is not None and not (_is_listening(crossing.socket) or serving.done()):
             await asyncio.sleep(0.01)
         try:
             yield World(gateway, log, bus, engine, url, http, forwarder, kept)
@@ -268,6 +269,13 @@ async def world(
             log.close()
             if upstream is not None:
                 await upstream.close()
+
+
+def _is_listening(path: Path) -> bool:
+    """Whether somebody takes connections at a socket. Its file alone says no more than that somebody will: a server
+    makes it, and listens once its thread has started, until when whoever calls is refused and told that it is down."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
 
 
 async def _answers(http: httpx.AsyncClient) -> None:

@@ -16,7 +16,7 @@ Invariants every sibling keeps:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -150,6 +150,13 @@ class Backend(ABC):
     @abstractmethod
     def gather(self) -> State | None:
         """The full state on rank 0, None on the others. All ranks call it."""
+
+    def begin_gather(self) -> Callable[[], State] | None:
+        """`gather` for a caller that trains on at once: on rank 0, what waits for the state and gives it, from any
+        thread. The state is that of this call, whatever steps follow. Where a backend copies beside its next step it
+        overrides this."""
+        state = self.gather()
+        return None if state is None else lambda: state
 
     @abstractmethod
     def tear_down(self) -> None:

@@ -311,6 +311,11 @@ class RolesBackend(Backend):
         assert state is not None, "rank 0 gathers"
         return replace(state, critic=self._receive_state(about.critic, sender))
 
+    def begin_gather(self) -> Callable[[], State] | None:
+        if self._actor_state.critic is not None and self.apart(CRITIC):
+            return super().begin_gather()
+        return self._inner.begin_gather() if self.acts else None
+
     def _send_state(self, state: State) -> None:
         self._over.send([torch.tensor([state.step, len(state.moments)])], 0)
         for tensors in (state.weights, *(state.moments[slot] for slot in MOMENTS if slot in state.moments)):

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 
 from millrace.infra import durable
 from millrace.trainers.errors import CheckpointError, CorruptCheckpoint
@@ -53,7 +53,12 @@ _PLAIN_NAMES = frozenset({"model.embed_tokens.weight", "model.norm.weight", _HEA
 _PEFT = "base_model.model."
 """before every name in a file of peft"""
 
+_PT = {"format": "pt"}
+"""metadata of every tensor file"""
+
 Fault = Callable[[str], None]
+FileContent = bytes | Mapping[str, torch.Tensor]
+"""of a file: its bytes, or the tensors of a safetensors file"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +106,7 @@ def _fill(directory: Path, state: State, fault: Fault) -> Manifest:
     directory.mkdir()
     files = {**_huggingface(state), **_training(state, directory.parent)}
     for name, content in files.items():
-        (directory / name).write_bytes(content)
+        _put(directory / name, content)
         fault("checkpoint.between_files")
     listing = Manifest({name: manifest.file_hash(directory / name) for name in sorted(files)})
     (directory / manifest.NAME).write_bytes(listing.to_bytes())
@@ -124,7 +129,27 @@ def export(directory: Path, state: State) -> None:
     """Writes the Hugging Face layout alone (no training state) into `directory`: a model to start from."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in _huggingface(state).items():
-        (directory / name).write_bytes(content)
+        _put(directory / name, content)
+
+
+def _put(path: Path, content: FileContent) -> None:
+    """Writes a file. Tensors go from where they are, without a copy in memory and without holding up other threads,
+    which `save` does. Raises OSError."""
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        return
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(dict(content), path, metadata=_PT)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    path.chmod(mode)  # safetensors makes files that their owner alone may read, and engines may be another user's
+
+
+def _bytes(content: FileContent) -> bytes:
+    """What `_put` writes."""
+    return content if isinstance(content, bytes) else bytes(save(dict(content), metadata=_PT))
 
 
 def read(directory: Path, *, verify: bool = True, digest: str | None = None) -> State:
@@ -229,7 +254,7 @@ def adopt(directory: Path, *, seed: int = 0) -> State:
 def fingerprint(state: State) -> str:
     """sha256 hex over every byte of `state`: equal for equal states only."""
     files = {**_huggingface(state), **_training(state)}
-    return Manifest({name: hashlib.sha256(content).hexdigest() for name, content in files.items()}).digest
+    return Manifest({name: hashlib.sha256(_bytes(content)).hexdigest() for name, content in files.items()}).digest
 
 
 def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
@@ -243,30 +268,29 @@ def sweep(root: Path, older_than: float = 3600.0) -> list[Path]:
     return drafts
 
 
-def _huggingface(state: State) -> dict[str, bytes]:
+def _huggingface(state: State) -> dict[str, FileContent]:
     adapter = state.adapter
     if adapter is not None and adapter.lora.publish == "adapter":
         tensors = {_PEFT + name: tensor.contiguous() for name, tensor in adapter.weights.items()}
         config = _json(lora.peft_config(adapter.lora))
-        return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: save(tensors, metadata={"format": "pt"})}
+        return {**state.assets, ADAPTER_CONFIG: config, ADAPTER: tensors}
     dtype = dtype_of(state.assets)
     files = {name: tensor.to(dtype) for name, tensor in lora.merge(state).weights.items()}
     if state.constants or not _is_plain(json.loads(state.assets["config.json"]), files):
         from millrace.trainers.weights.conversion import to_files
 
         files = to_files(state.assets["config.json"], {**files, **state.constants})
-    tensors = {name: tensor.contiguous() for name, tensor in files.items()}
-    return {**state.assets, WEIGHTS: save(tensors, metadata={"format": "pt"})}
+    return {**state.assets, WEIGHTS: {name: tensor.contiguous() for name, tensor in files.items()}}
 
 
-def _training(state: State, root: Path | None = None) -> dict[str, bytes]:
+def _training(state: State, root: Path | None = None) -> dict[str, FileContent]:
     """root: where the version will lie; a base that lies there too is named by its name alone."""
     # One metadata key at most: safetensors writes several in no fixed order, and equal states must give equal bytes.
     training: dict[str, object] = {"step": state.step, "seed": state.seed}
     if state.adapter is not None:
         training["lora"] = _about(state.adapter, root)
     masters = state.adapter is None and dtype_of(state.assets) != torch.float32
-    files = {MOMENTS: _tensors(state, masters=masters), TRAINING: _json(training)}
+    files: dict[str, FileContent] = {MOMENTS: _tensors(state, masters=masters), TRAINING: _json(training)}
     critic = state.critic
     if critic is not None:
         about = {"step": critic.step, "seed": critic.seed, "config": critic.assets["config.json"].decode()}
@@ -274,15 +298,13 @@ def _training(state: State, root: Path | None = None) -> dict[str, bytes]:
     return files
 
 
-def _tensors(state: State, *, masters: bool) -> bytes:
+def _tensors(state: State, *, masters: bool) -> dict[str, torch.Tensor]:
     slots = {**state.moments, **({_MASTER: state.weights, _CONSTANT: state.constants} if masters else {})}
     if state.adapter is not None:
         slots[_ADAPTER] = state.adapter.weights
-    tensors = {
+    return {
         f"{slot}/{name}": tensor.contiguous() for slot, by_name in slots.items() for name, tensor in by_name.items()
     }
-    content: bytes = save(tensors, metadata={"format": "pt"})
-    return content
 
 
 def _about(adapter: Adapter, root: Path | None) -> dict[str, object]:

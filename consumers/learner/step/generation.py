@@ -164,16 +164,16 @@ class Generation:
         report = p.trainer.train(samples, minibatches=train.minibatches, version=train.version, oldest=train.oldest)
         faults.point("learner.after_step")
         by_age = p.backend.sum(ages(samples, train.version))
-        state = p.backend.gather()
+        finish = p.backend.begin_gather()
         faults.point("learner.after_gather")
         self.version += 1
         self.stepped = True
         p.observer.on_weights(self.version)
-        if self._leader is None or self._batch is None or state is None:
+        if self._leader is None or self._batch is None or finish is None:
             clock.drain()
             return
         report.metrics.update(histogram(by_age))
         for name, seconds in before.items():
             key = f"timings_{name}"
             report.metrics[key] = report.metrics.get(key, 0.0) + seconds
-        self._leader.publish(Step(self._batch, state, report, losses, self._cells, next_work.cells_of(train)))
+        self._leader.publish(Step(self._batch, finish, report, losses, self._cells, next_work.cells_of(train)))

@@ -12,7 +12,7 @@ is never repeated from memory: the group forms again and trains the same batch."
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -102,11 +102,11 @@ SPARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the ranks made of a batch: the full state, the trainer's report, why groups were lost (by seq), to which
-    cell each rank belongs, and which cell a group was given to (by seq)."""
+    """What the ranks made of a batch: what waits for the full state, the trainer's report, why groups were lost (by
+    seq), to which cell each rank belongs, and which cell a group was given to (by seq)."""
 
     batch: Batch
-    state: State
+    finish: Callable[[], State]
     report: Report
     losses: Mapping[int, str]
     cells: Sequence[int]
@@ -172,7 +172,6 @@ class Leader:
             return
         metrics = step.report.metrics
         metrics.update(_timings(metrics, p.backend.clock.drain()))
-        metrics.update(flops.utilisation(step.state, metrics, self._roster.world))
         if self._roster.spares:
             metrics["spares"] = float(len(self._roster.spares))
         self.version, self.seq_hi = self.head.version + 1, step.batch.seq_hi
@@ -201,8 +200,11 @@ class Leader:
     def _write(self, step: Step, offsets: Mapping[int, int], layout: str, here: Machine) -> Head | str:
         """In the thread: the version on the disk, then in the log. The new head, or why there is none."""
         p, metrics = self._parts, step.report.metrics
+        with self._clock.phase("copy"):
+            state = step.finish()
+        metrics.update(flops.utilisation(state, metrics, self._roster.world))
         with self._clock.phase("checkpoint"):
-            snapshot = checkpoint.write(p.root, self.head.version + 1, step.state, fault=checkpoint_fault)
+            snapshot = checkpoint.write(p.root, self.head.version + 1, state, fault=checkpoint_fault)
             version = self._version_of(snapshot, step.report)
         metrics.update({f"timings_beside_{name}": seconds for name, seconds in self._clock.drain().items()})
         now = now_micros()
@@ -311,7 +313,8 @@ class Leader:
 
 def _timings(so_far: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
     """Where the time since the last version went, by phase, and the rate. What the thread took that writes and commits
-    is in timings_beside_checkpoint and, of the former commit, timings_beside_commit, which no total counts."""
+    is in timings_beside_copy (until the state was in main memory), timings_beside_checkpoint and, of the former commit,
+    timings_beside_commit, which no total counts."""
     out = {name: value for name, value in so_far.items() if name.startswith("timings_") and name != "timings_step"}
     for name, value in seconds.items():
         out[f"timings_{name}"] = out.get(f"timings_{name}", 0.0) + value

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from millrace.apps.demo import tiny
-from millrace.consumers.learner.build import build_trainer
+from millrace.consumers.learner.build import build_trainer, warm_up
 from millrace.consumers.learner.version.collect import collect
 from millrace.consumers.policy_names import topics as policy_topics
 from millrace.consumers.policy_names import weights_root
@@ -26,6 +26,7 @@ from millrace.trainers.algorithms.repair import Rejection
 from millrace.trainers.backends.deepspeed.engine import Zero
 from millrace.trainers.backends.models.build import SCORE, with_scalar_head
 from millrace.trainers.backends.torch.compute import Compute
+from millrace.trainers.errors import BadConfiguration
 from millrace.trainers.schedule import Schedule
 from millrace.trainers.weights import checkpoint
 from tests.support.feed import feed, settings_for
@@ -83,6 +84,30 @@ def test_one_line_gives_roles_ranks_of_their_own(tmp_path: Path) -> None:
     assert [backend.apart(role) for role in ("actor", "critic", "reference")] == [False, True, True]
     together = "torch[actor]:d2|torch[critic]:d2"
     assert type(built(tmp_path / "together", learner__backend=together, **roles).backend).__name__ == "TorchBackend"
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+def test_a_warm_up_that_runs_out_of_memory_takes_shorter_rows_until_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    trainer = built(tmp_path, learner__tokens_per_pack="auto")
+    version = checkpoint.write(tmp_path, 0, tiny.random_state(0))
+    weights: Any = {"uri": str(version.path), "digest": version.digest, "version": 0}
+    attempts, step = [], trainer.backend.step
+
+    def fail_at_first(micros: Any, *arguments: Any) -> Any:
+        attempts.append(trainer.budget)
+        if len(attempts) <= failures:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(micros, *arguments)
+
+    monkeypatch.setattr(trainer.backend, "step", fail_at_first)
+    if failures == 1:
+        warm_up(trainer, weights)
+    else:
+        with pytest.raises(BadConfiguration, match=r"a sample of 8 tokens does not fit .*activation_checkpointing"):
+            warm_up(trainer, weights)
+    assert attempts == [8192, 8]
 
 
 def test_knobs_override(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
-from millrace.consumers.learner.serve import LONGEST_S, LOOK_S, LearnerScreen, check_peers, let_commit
+from millrace.consumers.learner.serve import LONGEST_S, LOOK_S, LearnerScreen, await_policy, check_peers, let_commit
+from millrace.infra.log.memory.bus import MemoryBus
 from millrace.schemas.records import LedgerEntry
-from tests.support.feed import feed
+from tests.support.feed import feed, settings_for, start_policy
 from tests.support.learners import Place, version
 
 METRICS = {
@@ -99,6 +102,27 @@ class Clock:
 
 def wait(place: Place, clock: Clock, stopping: Callable[[], bool] = lambda: False) -> None:
     let_commit(place.settings, place.bus, stopping, clock=clock, sleep=clock.sleep)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_who_starts_before_its_policy_waits_for_it_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, begins: bool
+) -> None:
+    """Until the policy begins, or until it is asked to stop."""
+    settings, bus = settings_for(tmp_path, "127.0.0.1:1", "t")[0], MemoryBus()
+    bus.ensure_topics(settings.layout.specs())
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        if begins and len(sleeps) == 3:
+            start_policy(settings, bus, tmp_path)
+
+    with caplog.at_level(logging.WARNING):
+        await_policy(settings, bus, lambda: not begins and len(sleeps) == 5, sleep=sleep)
+    assert len(sleeps) == (3 if begins else 5)
+    (said,) = [record.getMessage() for record in caplog.records if "waiting for policy" in record.getMessage()]
+    assert "`millrace policy create --model DIR` writes version 0" in said
 
 
 @pytest.fixture

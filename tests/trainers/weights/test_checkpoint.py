@@ -58,6 +58,8 @@ def test_what_is_read_is_what_was_written(trained: State, tmp_path: Path) -> Non
     assert (back.step, back.seed, back.assets) == (trained.step, trained.seed, trained.assets)
     assert checkpoint.fingerprint(back) == checkpoint.fingerprint(trained)
     assert list(tmp_path.iterdir()) == [written.path]
+    assert written.digest == checkpoint.fingerprint(trained), "files are what they would be in memory"
+    assert {path.stat().st_mode for path in written.path.iterdir()} == {(written.path / "config.json").stat().st_mode}
 
 
 def test_equal_states_have_equal_digests_and_a_name_is_never_overwritten(trained: State, tmp_path: Path) -> None:

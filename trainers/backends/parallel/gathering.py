@@ -32,10 +32,8 @@ def gather(
     groups: Groups, device: torch.device, parameters: Sequence[ShardedParameter], parts_here: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Full tensors by name on rank 0, on the CPU; empty elsewhere. `parts_here`: this rank's parts of `parameters`, by
-    name. One collective a bucket; all ranks call it."""
+    name. One collective a bucket; all ranks of a world above 1 call it."""
     grid, own_rank = groups.grid, groups.rank
-    if grid.world == 1:
-        return _to_host(parts_here)
     tensors: dict[str, torch.Tensor] = {}
     for bucket in buckets(parameters, lambda parameter: math.prod(parameter.shape)):
         shares = [[parameter for parameter in bucket if parameter.owned_by(grid, rank)] for rank in range(grid.world)]
@@ -56,20 +54,6 @@ def gather(
                 to = take(tensors[parameter.name], parameter.box(grid, rank))
                 to.copy_(piece.view_as(to))
     return tensors
-
-
-def _to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the CPU. Those of a GPU come into pinned memory, several times faster, which torch keeps for the next
-    version once these are gone."""
-    copies = {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        for name, tensor in tensors.items()
-    }
-    for name, copy in copies.items():
-        copy.copy_(tensors[name], non_blocking=True)
-    if any(tensor.is_cuda for tensor in tensors.values()):
-        torch.cuda.synchronize()
-    return copies
 
 
 def buckets(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:

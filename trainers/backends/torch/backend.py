@@ -6,7 +6,7 @@ Several models may live in one group: the policy, its critic, and frozen ones th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -69,7 +69,8 @@ class TorchBackend(Backend):
         if self.parallel.etp > 1:
             raise BadConfiguration(f"{self.parallel}: the torch backend keeps each expert whole; leave ffn:t out")
         self.cuda = on_gpu(device)
-        self.clock = Clock(torch.cuda.synchronize) if self.cuda else Clock()
+        # of its own stream alone, since what is copied beside the step (`host_copy.py`) is not to be waited for
+        self.clock = Clock(lambda: torch.cuda.current_stream().synchronize()) if self.cuda else Clock()
         self.device = torch.device("cpu")
         self._reshard = reshard
         chunks_of(schedule)
@@ -165,6 +166,7 @@ class TorchBackend(Backend):
             self._shelves[role].fetch()
         yield
         for role in idle:
+            self._roles[role].guard()
             tensors = self._roles[role].resident()
             if learns and role == roles[0]:
                 self._shelves[role].put(tensors)
@@ -223,7 +225,8 @@ class TorchBackend(Backend):
             free, total = torch.cuda.mem_get_info(self.device)
             to_come = sum(trainee.moments_to_come for trainee in learners)
             actor = self._role(ACTOR)
-            return find_budget(partial(actor.peak_memory, longest=self.longest), free - to_come, total)
+            measure = partial(actor.peak_memory, longest=self.longest)
+            return find_budget(measure, free - to_come, total, alone=self.world == 1)
 
     def passes(self, micro: MicroBatch) -> Run:
         """A forward pass of the policy, to measure without learning; whole only in a world of 1."""
@@ -257,10 +260,16 @@ class TorchBackend(Backend):
             return learner.step(micros, algorithm, denominator, lr, self._group.sum, teacher)
 
     def gather(self) -> State | None:
+        finish = self.begin_gather()
+        return None if finish is None else finish()
+
+    def begin_gather(self) -> Callable[[], State] | None:
         with self._used(ACTOR):
-            state = self._role(ACTOR).gather()
+            finish = self._role(ACTOR).begin_gather()
         if CRITIC not in self._roles:
-            return state
+            return finish
         with self._used(CRITIC):
-            critic = self._roles[CRITIC].gather()
-        return None if state is None else replace(state, critic=critic)
+            finish_critic = self._roles[CRITIC].begin_gather()
+        if finish is None or finish_critic is None:
+            return None
+        return lambda: replace(finish(), critic=finish_critic())

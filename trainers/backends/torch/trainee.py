@@ -28,6 +28,7 @@ from millrace.trainers.backends.parallel.pipeline import pipe_of
 from millrace.trainers.backends.parallel.regions import take
 from millrace.trainers.backends.seeding import seed_step
 from millrace.trainers.backends.torch.chunk import Home, make
+from millrace.trainers.backends.torch.host_copy import HostCopy
 from millrace.trainers.backends.torch.memory import probe
 from millrace.trainers.backends.torch.passes import Passes
 from millrace.trainers.batches.packing import MicroBatch
@@ -63,6 +64,7 @@ class Trainee:
         self._base = state.weights if state.adapter is not None and place.groups.rank == 0 else {}
         self._shards: list[torch.nn.Parameter] = []
         self._optimizer: torch.optim.AdamW | None = None
+        self._copy: HostCopy | None = None
         if adam is not None:
             self._optimizer = self._optimize(adam, state, masters)
 
@@ -198,6 +200,7 @@ class Trainee:
                     shard.grad.mul_(scale)
             for settings in self._optimizer.param_groups:
                 settings["lr"] = lr
+            self.guard()
             self._optimizer.step()
             self.steps += 1
             self._copy_masters()
@@ -239,31 +242,54 @@ class Trainee:
 
     def peak_memory(self, tokens: int, longest: int) -> int:
         """Bytes that a forward and backward pass of so many tokens takes on a GPU, gradients included, which are
-        dropped. longest: tokens of a sample at most. All ranks call it."""
+        dropped, after an OutOfMemoryError too. longest: tokens of a sample at most. All ranks call it."""
         micro = probe(tokens, vocabulary_of(self.model.config), longest)
         torch.cuda.reset_peak_memory_stats(self._place.device)
         before = torch.cuda.memory_allocated(self._place.device)
-        self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
-        peak = torch.cuda.max_memory_allocated(self._place.device) - before
-        for parameter in [*self._learning(), *self._shards]:
-            parameter.grad = None
-        return peak
+        try:
+            self.passes.learn([micro], lambda run: run.tokens(1.0)[0].sum(), None)
+            return torch.cuda.max_memory_allocated(self._place.device) - before
+        finally:
+            for parameter in [*self._learning(), *self._shards]:
+                parameter.grad = None
 
-    def gather(self) -> State | None:
-        """The full state on rank 0, None elsewhere."""
+    def guard(self) -> None:
+        """Before weights or moments change, or leave their place: what was gathered last is copied first."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.guard()
+
+    def begin_gather(self) -> Callable[[], State] | None:
+        """See the seam."""
+        self.guard()
         slots = {"": [shard.detach() for shard in self._shards]}
         if self._optimizer is not None and self._optimizer.state:
             for slot in ("exp_avg", "exp_avg_sq"):
                 slots[slot] = [self._optimizer.state[shard][slot] for shard in self._shards]
-        by_slot = {}
+        names = [parameter.name for parameter in self._parameters]
         groups, device = self._place.groups, self._place.device
+        if groups.grid.world == 1:
+            with self._place.clock.phase("copy"):
+                self._copy = copy = HostCopy([shard for shards in slots.values() for shard in shards])
+            copies = iter(copy.copies)
+            state = self._state({slot: {name: next(copies) for name in names} for slot in slots})
+
+            def finish() -> State:
+                copy.wait()
+                return state
+
+            return finish
+        by_slot = {}
         with self._place.clock.phase(COLLECTIVES):
             parameters = everywhere(groups, self._by_stage)
             for slot, shards in slots.items():
-                parts = {parameter.name: shard for parameter, shard in zip(self._parameters, shards, strict=True)}
-                by_slot[slot] = gather(groups, device, parameters, parts)
+                by_slot[slot] = gather(groups, device, parameters, dict(zip(names, shards, strict=True)))
         if groups.rank != 0:
             return None
+        state = self._state(by_slot)
+        return lambda: state
+
+    def _state(self, by_slot: dict[str, dict[str, torch.Tensor]]) -> State:
         weights = by_slot.pop("")
         if self._adapter is not None:
             adapter = replace(self._adapter, weights=weights)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,6 +48,57 @@ def test_a_row_of_the_budget_fits_and_one_grain_more_would_not(floor: int, slope
     assert budget == MOST or peak(budget + 2 * GRAIN) > usable
 
 
+def no_more_than(limit: int, slope: int = 2**20) -> Callable[[int], int]:
+    """A pass on a card with room for so many tokens."""
+
+    def measure(tokens: int) -> int:
+        if tokens > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return GIB + slope * tokens
+
+    return measure
+
+
+@given(limit=st.integers(1, 4096))
+def test_sizes_that_do_not_fit_are_halved_down_to_the_least_row(limit: int) -> None:
+    room = GIB + (limit << 20) + GIB
+    if limit < LEAST:
+        with pytest.raises(BadConfiguration, match=r"a row of 256 tokens takes more: .*activation_checkpointing"):
+            find_budget(no_more_than(limit), room, GIB)
+        return
+    assert find_budget(no_more_than(limit), room, 0) == (limit + 1024) // GRAIN * GRAIN, "as by any two sizes"
+
+
+def test_a_rank_among_others_halves_no_size() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        find_budget(no_more_than(1000), 80 * GIB, 80 * GIB, alone=False)
+
+
+class FullCard(TorchBackend):
+    """A backend whose card has no room for passes that measure."""
+
+    def room(self) -> int | None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@pytest.mark.parametrize("least", [-math.inf, -100.0])
+def test_who_ran_out_of_memory_measuring_measures_no_more(monkeypatch: pytest.MonkeyPatch, least: float) -> None:
+    """-100: another rank has shortened its rows to that."""
+    backend = FullCard(device="cpu")
+    backend.form(0, 1, None, 30.0)
+    trainer = Trainer(backend, Sft(), Schedule(1e-3), budget=None)
+    state, samples = small_state(), random_samples(0)
+    trainer.load(state)
+    with pytest.raises(OutOfMemory, match=r"it can be done again with rows of"):
+        train_share(trainer, samples, 0, 1, 0)
+    shortened = trainer.budget
+    assert shortened <= sum(sample.length for sample in samples) // 2
+    trainer.load(state)
+    monkeypatch.setattr(backend, "max", lambda values: [max(value, least) for value in values])
+    assert train_share(trainer, samples, 0, 1, 0).unchanged is None
+    assert trainer.budget == min(shortened, -least)
+
+
 @given(tokens=st.sampled_from([64, 512, 2048]), longest=st.integers(2, 4096))
 def test_a_probe_has_so_many_tokens_in_samples_that_the_model_takes(tokens: int, longest: int) -> None:
     micro = probe(tokens, 100, longest)
@@ -85,7 +138,7 @@ def test_the_least_of_what_ranks_have_room_for_is_the_budget(monkeypatch: pytest
     trainer = trainer_of()
     assert trainer.budget == BUDGET, "nothing on a CPU says"
     monkeypatch.setattr(trainer.backend, "room", lambda: 1024)
-    monkeypatch.setattr(trainer.backend, "max", lambda values: [max(value, -512.0) for value in values])
+    monkeypatch.setattr(trainer.backend, "max", lambda values: [max(v, -512.0) if v > -math.inf else v for v in values])
     train_share(trainer, random_samples(0), 0, 1, 0)
     assert trainer.budget == 512
     assert trainer.kernels["tokens_per_pack"] == "512"
@@ -112,19 +165,18 @@ def test_a_step_that_ran_out_of_memory_is_done_again_with_shorter_rows() -> None
     trainer = Trainer(backend, Sft(), Schedule(1e-3), budget=1000)
     state, samples = small_state(), random_samples(0)
     trainer.load(state)
-    budgets = []
+    budgets, tokens = [], sum(sample.length for sample in samples)
     while trainer.budget > Small.limit:
         budgets.append(trainer.budget)
-        with pytest.raises(
-            OutOfMemory, match=rf"rows of {trainer.budget} tokens ran out of memory \(CUDA out of"
-        ) as out:
+        rows = min(trainer.budget, tokens)
+        with pytest.raises(OutOfMemory, match=rf"rows of {rows} tokens ran out of memory \(CUDA out of") as out:
             train_share(trainer, samples, 0, 1, 0)
         assert f"rows of {trainer.budget}: [learner] tokens_per_pack" in str(out.value)
         trainer.load(state)
     report = train_share(trainer, samples, 0, 1, 0)
-    assert (budgets, trainer.budget) == ([1000, 500, 250], 125)
+    assert (budgets, trainer.budget) == ([1000, tokens // 2], tokens // 4)
     assert report.unchanged is None
-    plain = Trainer(backend, Sft(), Schedule(1e-3), budget=125)
+    plain = Trainer(backend, Sft(), Schedule(1e-3), budget=tokens // 4)
     gathered = backend.gather()
     plain.load(state)
     train_share(plain, samples, 0, 1, 0)
