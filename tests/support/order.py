@@ -18,6 +18,8 @@ ENGINE = (
     "tests/consumers/reloader/test_engine_broadcast.py",
     "tests/consumers/reloader/test_real_engines.py",
     "tests/consumers/reloader/test_interruption.py",
+    "tests/consumers/reloader/test_process.py",
+    "tests/consumers/reloader/test_process_broadcast.py",
     "tests/producers/test_byte_for_byte.py",
     "tests/dialects/test_messages_engine.py",
     "tests/producers/gateway/test_held_replies_engine.py",
