@@ -2,7 +2,7 @@
 
 Traps that this file knows: SGLang answers success to a checkpoint that lacks tensors of its model, and samples from a
 mixture; a pause `in_place` goes on with keys of the old weights; an update that resets the cache itself answers 400
-though it changed the weights; a session of an update that somebody left open refuses the next.
+though it changed the weights.
 
 Invariants: nothing is said to be loaded before it has been proven. For each start of an engine its first version is
 loaded twice, the second time over noise: that SGLang's hashes of both agree says that the checkpoint determines every
@@ -104,7 +104,7 @@ class SglangControl(HttpControl):
         return f"{folder} is of the type {model_type}, and {self.url} serves {served}: SGLang would mix the two"
 
     async def load(self, folder: Path) -> None:
-        proof = await self._known()
+        proof = await self._proof_of_start()
         tensors, digest = file_tensors(folder), _digest(folder)
         await self._load_folder(folder)
         hashes = await self._hashes()
@@ -138,17 +138,14 @@ class SglangControl(HttpControl):
         notice = await self._notice()
         if notice.replicas > 1:
             raise EngineRejected(f"{self.url} has {notice.replicas} replicas of its model, of which none receives", 400)
-        if (await self._known()).tensors is None:
+        if (await self._proof_of_start()).tensors is None:
             raise EngineRejected(f"{self.url} has to load one version from a directory before it receives any", 400)
         return notice.ranks
 
     async def receive(self, offer: Broadcast) -> None:
-        proof = await self._known()
-        try:
-            is_usual = _slots(offer.header[8:]) == proof.tensors
-        except (ValueError, RecursionError):
-            is_usual = False
-        if not is_usual:
+        proof = await self._proof_of_start()
+        tensors = _slots(offer.header[8:])
+        if tensors is None or tensors != proof.tensors:
             raise EngineRejected(f"{self.url} serves other tensors than those that are offered", 400)
         # One call does what vLLM has three for: whoever dies before it leaves nothing behind.
         faults.point("transfer.after_group")
@@ -197,7 +194,8 @@ class SglangControl(HttpControl):
             for name, value in one["checksums"].items()
         }
 
-    async def _known(self) -> StartProof:
+    async def _proof_of_start(self) -> StartProof:
+        """Empty for a start that is another than before."""
         incarnation = (await self._notice()).incarnation
         if self._proof.incarnation != incarnation:
             self._proof = StartProof(incarnation)
@@ -237,19 +235,24 @@ def file_tensors(folder: Path) -> Tensors | None:
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                tensors |= _slots(file.read(length) if length <= LARGEST_HEADER else b"")
-        except (OSError, ValueError, RecursionError):
+                slots = _slots(file.read(length) if length <= LARGEST_HEADER else b"")
+        except OSError:
             return None
+        if slots is None:
+            return None
+        tensors |= slots
     return tensors or None
 
 
-def _slots(header: bytes) -> Tensors:
-    """The tensors of a safetensors header. Raises ValueError."""
-    slots = _header.decode(header)
-    slots.pop("__metadata__", None)
-    return frozenset(
-        (name, slot.dtype, slot.shape) for name, slot in msgspec.convert(slots, dict[str, HeaderSlot]).items()
-    )
+def _slots(header: bytes) -> Tensors | None:
+    """The tensors of a safetensors header; None for one that cannot be read."""
+    try:
+        slots = _header.decode(header)
+        slots.pop("__metadata__", None)
+        named = msgspec.convert(slots, dict[str, HeaderSlot])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return frozenset((name, slot.dtype, slot.shape) for name, slot in named.items())
 
 
 def _digest(folder: Path) -> str | None:

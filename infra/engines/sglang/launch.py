@@ -66,7 +66,7 @@ class Sglang(Service):
         if engine.key:
             command += ["--config", str(self._options_file)]
         if engine.max_model_len:
-            command += ["--context-length", str(engine.max_model_len + RESERVE)]
+            command += ["--context-length", str(self._context_length())]
         if room := engine.adapters:
             command += ["--enable-lora", "--max-lora-rank", str(room.rank), "--lora-target-modules", "all"]
             command += ["--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
@@ -96,6 +96,13 @@ class Sglang(Service):
     def start(self, timeout_s: float = 300) -> None:
         """Start and wait until it is ready: half a minute, or minutes on a busy machine."""
         super().start(timeout_s)
+
+    def _context_length(self) -> int:
+        """For outputs of the length that is asked for, within what the model has: SGLang does not start beyond."""
+        length = self._engine.max_model_len
+        config = json.loads((Path(self.model) / "config.json").read_bytes())
+        limit = (config.get("text_config") or config).get("max_position_embeddings") or length + RESERVE
+        return min(length + RESERVE, max(limit, length))
 
     @property
     def _options_file(self) -> Path:
