@@ -72,8 +72,9 @@ class Sglang(Service):
             command += ["--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
         if self.device == "cpu":
             tokens = max(FEWEST_TOKENS, (engine.kv_cache_mb << 20) // BYTES_OF_TOKEN)
-            command += ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05"]
-            command += ["--max-total-tokens", str(tokens), "--disable-overlap-schedule"]
+            command += ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"]
+            # The tokens bound the cache; the fraction is what others may take meanwhile, of which a start would end.
+            command += ["--max-total-tokens", str(tokens), "--mem-fraction-static", "0.5"]
             command += ["--sleep-on-idle"]  # it would take a core when idle
         return [*command, *engine.args]
 
