@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from millrace.infra import durable
-from millrace.infra.engines.kind import Device, LocalEngine
+from millrace.infra.engines.kind import AdapterRoom, Device, LocalEngine
 from millrace.infra.engines.sglang.worker import RESERVE
 from millrace.infra.errors import ServiceError
 from millrace.infra.process.cuda import usable
@@ -67,9 +67,7 @@ class Sglang(Service):
             command += ["--config", str(self._options_file)]
         if engine.max_model_len:
             command += ["--context-length", str(self._context_length())]
-        if room := engine.adapters:
-            command += ["--enable-lora", "--max-lora-rank", str(room.rank), "--lora-target-modules", "all"]
-            command += ["--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
+        command += adapter_arguments(engine.adapters)
         if self.device == "cpu":
             tokens = max(FEWEST_TOKENS, (engine.kv_cache_mb << 20) // BYTES_OF_TOKEN)
             command += ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"]
@@ -108,6 +106,14 @@ class Sglang(Service):
     @property
     def _options_file(self) -> Path:
         return self.home / "options.yaml"
+
+
+def adapter_arguments(room: AdapterRoom | None) -> list[str]:
+    """What a server needs to serve adapters; none for None."""
+    if room is None:
+        return []
+    arguments = ["--enable-lora", "--max-lora-rank", str(room.rank), "--lora-target-modules", "all"]
+    return [*arguments, "--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
 
 
 def interpreter() -> str:
