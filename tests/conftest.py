@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -59,13 +58,10 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
         yield running
 
 
-KERNELS = Path(__file__).parent / "support" / "sglang_cpu"
-"""what stands in for SGLang's kernels for CPUs, which no registry has"""
-
-
 @pytest.fixture(scope="session")
 def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sglang]:
     """One real SGLang server as `vllm` is one. Leave it with the weights of seed 0."""
+    from tests.support.engines import KERNELS
     from tests.support.tiny_model import write_model
 
     home = tmp_path_factory.mktemp("sglang")

@@ -1,7 +1,8 @@
 """Bring one version into one engine: pause, load, reset the prefix cache, set the label, acknowledge, resume.
 
 Invariants: from before the load until it has succeeded the engine's label names no version, so whatever it might
-sample then is never trained; nothing is resumed unless load, reset and label have succeeded; every step may be
+sample then is never trained; nothing is resumed unless load, reset and label have succeeded; a start of the engine is
+never labelled by what another start loaded; every step may be
 repeated, so a reloader killed anywhere in between leaves an engine that the next one finishes."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt, wait_fi
 
 from millrace.infra import faults
 from millrace.infra.engines.control import EngineControl, PauseMode
-from millrace.infra.errors import ReloadError
+from millrace.infra.errors import EngineUnavailable, ReloadError
 from millrace.schemas.labels import LOADING
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,13 @@ async def swap(
 ) -> None:
     """Make a frozen engine serve the weights that `load` puts into it as `label`. Whatever is raised leaves it paused,
     its weights undefined until a load succeeds."""
+    start = (await control.state()).incarnation
     await load()
     faults.point("reloader.after_load")
     await _reset(control)
     faults.point("reloader.after_reset")
+    if (await control.state()).incarnation != start:
+        raise EngineUnavailable(f"{control.url} restarted while its weights were loaded")
     await control.set_version(label)
     faults.point("reloader.before_acknowledge")
     await acknowledge()

@@ -24,10 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millrace.infra.errors import EngineRejected
+from millrace.schemas import bounds
 from millrace.schemas.labels import parse_label
 
 ABORT = "abort"
 """the finish reason of a reply that was cut off"""
+LEAST_REPETITION = 1e-6
+"""penalties on repetition below it take logits, which they divide, out of what 32 bits hold"""
 
 
 class LabelSpan(NamedTuple):
@@ -84,15 +87,15 @@ class Sampling:
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
             (0.0 <= self.temperature <= 2.0, f"temperature must be 0 to 2, not {self.temperature}"),
             (0.0 < self.top_p <= 1.0, f"top_p must be in (0, 1], not {self.top_p}"),
-            (self.top_k >= 0, f"top_k must be 0 (off) or above, not {self.top_k}"),
+            (0 <= self.top_k <= bounds.INT, f"top_k must be 0 (off) to {bounds.INT}, not {self.top_k}"),
             (self.n >= 1, f"n must be at least 1, not {self.n}"),
             (0 <= self.top_logprobs < 20, f"top_logprobs must be 0 to 19, not {self.top_logprobs}"),
             (all(self.stop), "a stop string must not be empty"),
             (abs(self.presence_penalty) <= 2.0, f"presence_penalty must be -2 to 2, not {self.presence_penalty}"),
             (abs(self.frequency_penalty) <= 2.0, f"frequency_penalty must be -2 to 2, not {self.frequency_penalty}"),
             (
-                0.0 < self.repetition_penalty <= 2.0,
-                f"repetition_penalty must be above 0 and at most 2, not {self.repetition_penalty}",
+                LEAST_REPETITION <= self.repetition_penalty <= 2.0,
+                f"repetition_penalty must be {LEAST_REPETITION:.6f} to 2, not {self.repetition_penalty}",
             ),
             (0.0 <= self.min_p <= 1.0, f"min_p must be 0 to 1, not {self.min_p}"),
             (

@@ -6,6 +6,7 @@ raises leaves the weights undefined, so that a good load must follow before anyt
 
 from __future__ import annotations
 
+import base64
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -72,6 +73,16 @@ class Broadcast:
     ranks: int
     header: bytes
     digest: str
+
+    @property
+    def group(self) -> dict[str, object]:
+        """The group, as the function named by `RECEIVER` of `kind.py` takes it."""
+        return {"host": self.host, "port": self.port, "ranks": self.ranks, "timeout_s": JOIN_S}
+
+    @property
+    def notice(self) -> dict[str, str]:
+        """The file that comes, as the same function takes it."""
+        return {"header": base64.b64encode(self.header).decode(), "digest": self.digest}
 
 
 class EngineControl(ABC):

@@ -42,9 +42,8 @@ def announce(bus: Bus, event: WeightVersion, topic: str = WEIGHTS) -> None:
     publisher.close()
 
 
-def statuses(bus: Bus) -> list[WorkerStatus | None]:
-    """Everything that was said in `workers`, in order; None is a withdrawal."""
+def statuses(bus: Bus, topic: str = WORKERS) -> list[WorkerStatus | None]:
+    """Everything that was said of workers, in order; None is a withdrawal."""
     return [
-        None if record.value is None else codec.decode_as("WorkerStatus", record.value)
-        for record in bus.read(WORKERS, 0)
+        None if record.value is None else codec.decode_as("WorkerStatus", record.value) for record in bus.read(topic, 0)
     ]

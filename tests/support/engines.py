@@ -25,6 +25,8 @@ from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.process.net import LOCALHOST, free_ports
 
 START_S = 300
+KERNELS = Path(__file__).parent / "sglang_cpu"
+"""what stands in for SGLang's kernels for CPUs, which no registry has"""
 
 
 class LightEngine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 
 from millrace.infra import faults
 from millrace.infra.engines.bearer import Key
-from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
+from millrace.infra.engines.control import Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
 from millrace.infra.engines.inprocess import wire
 from millrace.infra.errors import EngineError
 
@@ -47,12 +46,10 @@ class InprocessControl(HttpControl):
         return 1
 
     async def receive(self, offer: Broadcast) -> None:
-        group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
-        notice = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
         # One call does what vLLM has three for: whoever dies before it leaves nothing behind.
         faults.point("transfer.after_group")
         faults.point("transfer.after_start")
-        await self._post("/receive", wire.Receive(group, notice), self._load_timeout_s)
+        await self._post("/receive", wire.Receive(offer.group, offer.notice), self._load_timeout_s)
         faults.point("transfer.after_update")
 
     async def set_version(self, label: str) -> None:

@@ -2,7 +2,7 @@
 
 Traps that this file knows: SGLang answers success to a checkpoint that lacks tensors of its model, and samples from a
 mixture; a pause `in_place` goes on with keys of the old weights; an update that resets the cache itself answers 400
-though it changed the weights; a session of an update that somebody left open refuses the next.
+though it changed the weights.
 
 Invariants: nothing is said to be loaded before it has been proven. For each start of an engine its first version is
 loaded twice, the second time over noise: that SGLang's hashes of both agree says that the checkpoint determines every
@@ -11,18 +11,18 @@ the same hashes whenever it is loaded, however it comes."""
 
 from __future__ import annotations
 
-import base64
 import json
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from millrace.infra import faults
-from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode
+from millrace.infra.engines.control import Broadcast, EngineLoad, EngineState, HttpControl, PauseMode
 from millrace.infra.engines.sglang.wire import ServerNotice, read_notice
-from millrace.infra.engines.sglang.worker import ABORT, LOAD_FORMAT, STATE
+from millrace.infra.engines.sglang.worker import ABORT, RECEIVE, STATE
 from millrace.infra.errors import EngineError, EngineRejected
 from millrace.schemas.labels import is_base, newest_label
 
@@ -32,6 +32,16 @@ MODES = {"keep": "retract", "wait": "retract", "abort": "abort"}
 
 Tensors = frozenset[tuple[str, str, tuple[int, ...]]]
 """names, dtypes and shapes"""
+
+
+class HeaderSlot(msgspec.Struct):
+    """What a safetensors header says of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+_header = msgspec.json.Decoder(dict[str, object])
 
 
 @dataclass(slots=True)
@@ -94,8 +104,8 @@ class SglangControl(HttpControl):
         return f"{folder} is of the type {model_type}, and {self.url} serves {served}: SGLang would mix the two"
 
     async def load(self, folder: Path) -> None:
-        proof = await self._known()
-        tensors, digest = _tensors(folder), _digest(folder)
+        proof = await self._proof_of_start()
+        tensors, digest = file_tensors(folder), _digest(folder)
         await self._load_folder(folder)
         hashes = await self._hashes()
         if tensors is None or tensors != proof.tensors:
@@ -128,29 +138,20 @@ class SglangControl(HttpControl):
         notice = await self._notice()
         if notice.replicas > 1:
             raise EngineRejected(f"{self.url} has {notice.replicas} replicas of its model, of which none receives", 400)
-        if (await self._known()).tensors is None:
+        if (await self._proof_of_start()).tensors is None:
             raise EngineRejected(f"{self.url} has to load one version from a directory before it receives any", 400)
         return notice.ranks
 
     async def receive(self, offer: Broadcast) -> None:
-        proof = await self._known()
-        if _slots(offer.header[8:]) != proof.tensors:
+        proof = await self._proof_of_start()
+        tensors = _slots(offer.header[8:])
+        if tensors is None or tensors != proof.tensors:
             raise EngineRejected(f"{self.url} serves other tensors than those that are offered", 400)
-        group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
-        notice = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
-        offered = base64.b64encode(pickle.dumps({"group": group, "notice": notice})).decode()
+        # One call does what vLLM has three for: whoever dies before it leaves nothing behind.
         faults.point("transfer.after_group")
-        await self._end_update()  # which a reloader that was killed in the middle left open
-        await self._post("/begin_weight_update", {})
         faults.point("transfer.after_start")
-        update = {"serialized_named_tensors": [offered] * offer.ranks, "load_format": LOAD_FORMAT, "flush_cache": False}
-        try:
-            await self._change("/update_weights_from_tensor", update)
-        except EngineError:
-            await self._end_update()
-            raise
+        await self._change(RECEIVE, {"group": offer.group, "notice": offer.notice})
         faults.point("transfer.after_update")
-        await self._post("/end_weight_update", {})
         self._compare(proof, offer.digest, await self._hashes())
 
     async def set_version(self, label: str) -> None:
@@ -193,7 +194,8 @@ class SglangControl(HttpControl):
             for name, value in one["checksums"].items()
         }
 
-    async def _known(self) -> StartProof:
+    async def _proof_of_start(self) -> StartProof:
+        """Empty for a start that is another than before."""
         incarnation = (await self._notice()).incarnation
         if self._proof.incarnation != incarnation:
             self._proof = StartProof(incarnation)
@@ -226,26 +228,31 @@ class SglangControl(HttpControl):
         return answer
 
 
-def _tensors(folder: Path) -> Tensors | None:
+def file_tensors(folder: Path) -> Tensors | None:
     """What the safetensors files of a directory hold, None where there is none that can be read."""
     tensors: Tensors = frozenset()
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                tensors |= _slots(file.read(length) if length <= LARGEST_HEADER else b"")
-        except (OSError, ValueError):
+                slots = _slots(file.read(length) if length <= LARGEST_HEADER else b"")
+        except OSError:
             return None
+        if slots is None:
+            return None
+        tensors |= slots
     return tensors or None
 
 
-def _slots(header: bytes) -> Tensors:
-    """The tensors of a safetensors header. Raises ValueError."""
-    return frozenset(
-        (name, str(about["dtype"]), tuple(about["shape"]))
-        for name, about in json.loads(header).items()
-        if name != "__metadata__"
-    )
+def _slots(header: bytes) -> Tensors | None:
+    """The tensors of a safetensors header; None for one that cannot be read."""
+    try:
+        slots = _header.decode(header)
+        slots.pop("__metadata__", None)
+        named = msgspec.convert(slots, dict[str, HeaderSlot])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return frozenset((name, slot.dtype, slot.shape) for name, slot in named.items())
 
 
 def _digest(folder: Path) -> str | None:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from millrace.infra import durable
-from millrace.infra.engines.kind import Device, LocalEngine
+from millrace.infra.engines.kind import AdapterRoom, Device, LocalEngine
 from millrace.infra.engines.sglang.worker import RESERVE
 from millrace.infra.errors import ServiceError
 from millrace.infra.process.cuda import usable
@@ -66,14 +66,13 @@ class Sglang(Service):
         if engine.key:
             command += ["--config", str(self._options_file)]
         if engine.max_model_len:
-            command += ["--context-length", str(engine.max_model_len + RESERVE)]
-        if room := engine.adapters:
-            command += ["--enable-lora", "--max-lora-rank", str(room.rank), "--lora-target-modules", "all"]
-            command += ["--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
+            command += ["--context-length", str(self._context_length())]
+        command += adapter_arguments(engine.adapters)
         if self.device == "cpu":
             tokens = max(FEWEST_TOKENS, (engine.kv_cache_mb << 20) // BYTES_OF_TOKEN)
-            command += ["--device", "cpu", "--dtype", "float32", "--mem-fraction-static", "0.05"]
-            command += ["--max-total-tokens", str(tokens), "--disable-overlap-schedule"]
+            command += ["--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"]
+            # The tokens bound the cache; the fraction is what others may take meanwhile, of which a start would end.
+            command += ["--max-total-tokens", str(tokens), "--mem-fraction-static", "0.5"]
             command += ["--sleep-on-idle"]  # it would take a core when idle
         return [*command, *engine.args]
 
@@ -97,9 +96,24 @@ class Sglang(Service):
         """Start and wait until it is ready: half a minute, or minutes on a busy machine."""
         super().start(timeout_s)
 
+    def _context_length(self) -> int:
+        """For outputs of the length that is asked for, within what the model has: SGLang does not start beyond."""
+        length = self._engine.max_model_len
+        config = json.loads((Path(self.model) / "config.json").read_bytes())
+        limit = (config.get("text_config") or config).get("max_position_embeddings") or length + RESERVE
+        return min(length + RESERVE, max(limit, length))
+
     @property
     def _options_file(self) -> Path:
         return self.home / "options.yaml"
+
+
+def adapter_arguments(room: AdapterRoom | None) -> list[str]:
+    """What a server needs to serve adapters; none for None."""
+    if room is None:
+        return []
+    arguments = ["--enable-lora", "--max-lora-rank", str(room.rank), "--lora-target-modules", "all"]
+    return [*arguments, "--max-loras-per-batch", str(room.adapters), "--max-loaded-loras", str(room.adapters)]
 
 
 def interpreter() -> str:

@@ -105,9 +105,9 @@ def read_notice(status: int, body: bytes, url: str) -> ServerNotice:
         )
     try:
         notice = _notice.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineUnavailable(f"{url} is another version of Millrace's plugin for SGLang: {error}") from error
-    if not OLDEST <= tuple(int(number) for number in re.findall(r"\d+", notice.sglang)[:3]) < NEXT:
+    if not OLDEST <= tuple(int(number) for number in re.findall(r"[0-9]{1,9}", notice.sglang)[:3]) < NEXT:
         oldest = ".".join(map(str, OLDEST))
         raise EngineUnavailable(f"{url} is SGLang {notice.sglang}: Millrace knows {oldest} and later, below 0.6")
     return notice

@@ -7,7 +7,6 @@ are read only when the label is not the one that was seen with the incarnation b
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections import defaultdict
@@ -19,7 +18,7 @@ import httpx
 
 from millrace.infra import faults
 from millrace.infra.engines.bearer import Key
-from millrace.infra.engines.control import JOIN_S, Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
+from millrace.infra.engines.control import Broadcast, EngineLoad, EngineState, HttpControl, PauseMode, TokenRate
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.schemas.labels import is_base, newest_label, parse_label
 
@@ -122,9 +121,7 @@ class VllmControl(HttpControl):
         return int((await self._get("/get_world_size"))["world_size"])
 
     async def receive(self, offer: Broadcast) -> None:
-        group = {"host": offer.host, "port": offer.port, "ranks": offer.ranks, "timeout_s": JOIN_S}
-        notice = {"header": base64.b64encode(offer.header).decode(), "digest": offer.digest}
-        await self._post("/init_weight_transfer_engine", json={"init_info": group})
+        await self._post("/init_weight_transfer_engine", json={"init_info": offer.group})
         faults.point("transfer.after_group")
         try:
             await self._post("/start_weight_update")
@@ -133,7 +130,7 @@ class VllmControl(HttpControl):
             await self._post("/finish_weight_update")
             await self._post("/start_weight_update")
         faults.point("transfer.after_start")
-        await self._post("/update_weights", json={"update_info": notice}, timeout=self._load_timeout_s)
+        await self._post("/update_weights", json={"update_info": offer.notice}, timeout=self._load_timeout_s)
         faults.point("transfer.after_update")
         await self._post("/finish_weight_update")
 

@@ -1,4 +1,4 @@
-"""Versions that are adapters: a scripted engine for every decision, vLLM for the numbers."""
+"""Versions that are adapters: a scripted engine for every decision, vLLM and SGLang for the numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from millrace.consumers.reloader.shell import base_of, stale_adapters
-from millrace.infra.engines.base import LabelSpan, Sampling
-from millrace.infra.engines.control import EngineState
-from millrace.infra.engines.vllm.control import VllmControl
-from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.base import Engine, LabelSpan, Sampling
+from millrace.infra.engines.control import EngineControl, EngineState
+from millrace.infra.engines.kind import AdapterRoom, LocalEngine
+from millrace.infra.engines.kinds import KINDS, KindName
+from millrace.infra.engines.sglang.launch import Sglang, adapter_arguments
 from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.errors import EngineError, ReloadError
 from millrace.infra.log.memory.bus import MemoryBus
@@ -27,7 +28,7 @@ from millrace.trainers.weights import checkpoint, lora
 from millrace.trainers.weights.adapter import B, Lora
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.support.announced import announce, statuses, weight_event
-from tests.support.engines import complete, differences, join, until
+from tests.support.engines import KERNELS, complete, differences, join, until
 from tests.support.tiny_model import write_model
 
 LORA = Lora(rank=4, alpha=8, publish="adapter")
@@ -224,23 +225,35 @@ def test_what_no_request_can_need_goes() -> None:
     assert stale_adapters(names, "policy", 3, 9) == []
 
 
-# ---- vLLM
+# ---- real servers
 
 
-@pytest.fixture(scope="module")
-def server(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    url = f"http://{LOCALHOST}:{free_ports(1)[0]}"
-    args = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "4", "--max-cpu-loras", "4")
-    limits = {"max_model_len": 1024, "max_num_seqs": 32, "kv_cache_mb": 64}
-    home = tmp_path_factory.mktemp("vllm-adapters")
-    with Vllm(home, url, str(base), "tiny", args=args, adapters=True, **limits) as running:
-        running.start()
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)],
+)
+def server(
+    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Vllm | Sglang]:
+    url, home = f"http://{LOCALHOST}:{free_ports(1)[0]}", tmp_path_factory.mktemp(f"{request.param}-adapters")
+    running: Vllm | Sglang
+    if request.param == "vllm":
+        args = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "4", "--max-cpu-loras", "4")
+        limits = {"max_model_len": 1024, "max_num_seqs": 32, "kv_cache_mb": 64}
+        running = Vllm(home, url, str(base), "tiny", args=args, adapters=True, **limits)
+    else:  # with what SGLang has for machines without its own kernels, which Millrace does not ask for
+        args = (*adapter_arguments(AdapterRoom(8, 4)), "--lora-backend", "torch_native")
+        running = Sglang(LocalEngine(home, url, str(base), "tiny", "cpu", 1024, 32, 64, args))
+    with pytest.MonkeyPatch.context() as patch, running:
+        if request.param == "sglang":
+            patch.setenv("PYTHONPATH", str(KERNELS))
+        running.start(600)
         yield running
 
 
 @pytest.fixture
-async def control(server: Vllm) -> AsyncIterator[VllmControl]:
-    made = VllmControl(server.url)
+async def control(server: Vllm | Sglang) -> AsyncIterator[EngineControl]:
+    made = KINDS[kind_of(server)].control(server.url, "")
     yield made
     for name in await made.adapters():
         await made.unload_adapter(name)
@@ -248,15 +261,19 @@ async def control(server: Vllm) -> AsyncIterator[VllmControl]:
     await made.close()
 
 
-@pytest.mark.slow
-@pytest.mark.vllm
-async def test_vllm_serves_versions_beside_each_other(
-    control: VllmControl, bus: MemoryBus, base: Path, versions: dict[int, Path], start: Start
-) -> None:
-    engines: list[VllmEngine] = []
+def kind_of(server: Vllm | Sglang) -> KindName:
+    return "vllm" if isinstance(server, Vllm) else "sglang"
 
-    def make(url: str) -> VllmEngine:
-        engines.append(VllmEngine(url))
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_versions_are_served_beside_each_other(
+    server: Vllm | Sglang, control: EngineControl, bus: MemoryBus, base: Path, versions: dict[int, Path], start: Start
+) -> None:
+    engines: list[Engine] = []
+
+    def make(url: str) -> Engine:
+        engines.append(KINDS[kind_of(server)].client(url, ""))
         return engines[-1]
 
     fleet = Fleet("policy", make)
@@ -305,12 +322,17 @@ async def test_vllm_serves_versions_beside_each_other(
 
 
 @pytest.mark.slow
-@pytest.mark.vllm
-async def test_vllm_changes_its_base(
-    control: VllmControl, bus: MemoryBus, versions: dict[int, Path], start: Start, tmp_path: Path
+@pytest.mark.timeout(900)
+async def test_an_engine_changes_its_base(
+    server: Vllm | Sglang,
+    control: EngineControl,
+    bus: MemoryBus,
+    versions: dict[int, Path],
+    start: Start,
+    tmp_path: Path,
 ) -> None:
     """Adapters of another base: the weights under them are replaced too, without a restart."""
-    engine = VllmEngine(control.url)
+    engine = KINDS[kind_of(server)].client(server.url, "")
     theirs = write_adapter(write_base(tmp_path, seed=1), 6)
     announce(bus, adapter_event(5, versions[1]))
     async with start(control) as reloader:

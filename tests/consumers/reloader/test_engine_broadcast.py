@@ -23,6 +23,7 @@ from millrace.infra.errors import EngineError
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.process.net import LOCALHOST
 from tests.consumers.reloader.conftest import Start
+from tests.consumers.reloader.reloading import leave
 from tests.support import logged
 from tests.support.announced import announce, weight_event
 from tests.support.engines import complete, differences, until
@@ -55,12 +56,7 @@ async def control(kind: KindName, request: pytest.FixtureRequest, folders: list[
     one = KINDS[kind].control(request.getfixturevalue(kind).url, "")
     await one.load(folders[0])
     yield one
-    await one.pause("abort")
-    await one.load(folders[0])
-    await one.set_version("default")
-    await one.reset_prefix_cache()
-    await one.resume()
-    await one.close()
+    await leave(one, folders[0])
 
 
 async def serves(kind: KindName, url: str, folder: Path) -> bool:

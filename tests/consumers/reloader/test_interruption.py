@@ -16,6 +16,7 @@ from millrace.infra.engines.vllm.engine import VllmEngine
 from millrace.infra.log.memory.bus import MemoryBus
 from tests.consumers.reloader.conftest import ScriptedEngine, Start
 from tests.consumers.reloader.crowd import Crowd, check_versions
+from tests.consumers.reloader.reloading import leave
 from tests.support.announced import announce, weight_event
 from tests.support.engines import until
 
@@ -69,12 +70,7 @@ async def control(shared: tuple[KindName, str], folders: list[Path]) -> AsyncIte
     kind, url = shared
     made = KINDS[kind].control(url, "")
     yield made
-    await made.pause("abort")
-    await made.load(folders[0])
-    await made.set_version("default")
-    await made.reset_prefix_cache()
-    await made.resume()
-    await made.close()
+    await leave(made, folders[0])
 
 
 @pytest.mark.slow

@@ -3,8 +3,9 @@ that must outlive both."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,18 +15,17 @@ from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
 from millrace.infra.engines.kind import RECEIVER
-from millrace.infra.engines.vllm.engine import VllmEngine
+from millrace.infra.engines.kinds import KINDS
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.process.net import LOCALHOST
-from tests.consumers.reloader.reloading import spawn
-from tests.support.announced import announce, weight_event
+from millrace.schemas.labels import LOADING
+from tests.consumers.reloader.reloading import Served, served_by, spawn
+from tests.support.announced import POLICY, announce, weight_event
 from tests.support.engines import LightEngine, complete, differences, until
 from tests.support.forked import Fork
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka]
-NAMESPACE, POLICY = "midway", "policy"
-WEIGHTS, WORKERS = f"{NAMESPACE}.{POLICY}.weights", f"{NAMESPACE}.workers"
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 PROMPT = [22, 10, 14, 40]
 EXACT = 2e-5
 
@@ -36,6 +36,18 @@ def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(
+    params=[
+        "light",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ]
+)
+async def served(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Served]:
+    async with served_by(request.param, request.getfixturevalue(request.param), folders[0]) as one:
+        yield one
 
 
 @pytest.fixture
@@ -65,11 +77,12 @@ def midway() -> Iterator[Callable[[Callable[[], None]], list[str]]]:
     faults.install(before)
 
 
-async def serves(light: LightEngine, version: int, folder: Path) -> bool:
+async def serves(served: Served, version: int, folder: Path) -> bool:
     """Whether the engine samples from the weights in `folder` and calls them `version`."""
-    if not light.serves(f"{POLICY}@{version}"):
+    state = await served.control.state()
+    if state.label != f"{POLICY}@{version}" or state.paused:
         return False
-    engine = VllmEngine(light.url)
+    engine = KINDS[served.kind].client(served.url, "")
     try:
         (choice,) = await complete(engine, PROMPT, Sampling(20, ignore_eos=True))
     finally:
@@ -84,39 +97,46 @@ def sending() -> bool:
 
 async def test_the_others_outlive_who_dies_in_the_middle(
     broker: str,
-    light: LightEngine,
+    served: Served,
     sender: WeightSender,
     folders: list[Path],
     midway: Callable[[Callable[[], None]], list[str]],
     tmp_path: Path,
 ) -> None:
+    namespace = f"midway-{served.kind}"
+    weights, workers = f"{namespace}.{POLICY}.weights", f"{namespace}.workers"
+
     def run() -> Fork:
-        return spawn(broker, NAMESPACE, POLICY, light.url, tmp_path / "reloader.log", ENGINE__WEIGHTS="broadcast")
+        settings = {"ENGINE__WEIGHTS": "broadcast", "ENGINE__KIND": served.kind}
+        return spawn(broker, namespace, POLICY, served.url, tmp_path / "reloader.log", **settings)
 
     def publish(bus: KafkaBus, version: int) -> None:
         event = {**weight_event(version, folders[version % 3]), "broadcast": sender.url}
         sender.hold(version, event["digest"], folders[version % 3] / "model.safetensors")
-        announce(bus, event, WEIGHTS)
+        announce(bus, event, weights)
 
     with KafkaBus(broker) as bus:
-        bus.ensure_topics([TopicSpec(WEIGHTS, 1), TopicSpec(WORKERS, 1, {"cleanup.policy": "compact"})])
+        bus.ensure_topics([TopicSpec(weights, 1), TopicSpec(workers, 1, {"cleanup.policy": "compact"})])
+        announce(bus, weight_event(0, folders[0]), weights)  # from a directory, as the first must come to SGLang
         reloader = run()
         try:
+            await until(lambda: serves(served, 0, folders[0]))
             done = midway(reloader.kill)  # the engine receives the rest, and nobody tells it to go on
             publish(bus, 1)
             await until(lambda: bool(done) and reloader.poll() is not None and not sending())
-            assert light.state().paused, "nothing is sampled meanwhile"
-            assert light.state().label == "loading"
+            state = await served.control.state()
+            assert state.paused, "nothing is sampled meanwhile"
+            assert state.label == LOADING
             reloader = run()
-            await until(lambda: serves(light, 1, folders[1]))
+            await until(lambda: serves(served, 1, folders[1]))
 
-            done = midway(light.kill)
+            done = midway(served.server.kill)
             publish(bus, 2)
             await until(lambda: bool(done) and not sending())  # the learner's end gives up at once
             asked = {"version": 2, "digest": "of another", "ranks": 1}
             assert httpx.post(f"{sender.url}/send", json=asked).status_code == 404, "and answers"
-            light.start()
-            await until(lambda: serves(light, 2, folders[2]))
+            await asyncio.to_thread(served.server.start)
+            await until(lambda: serves(served, 2, folders[2]))
         finally:
             reloader.terminate()
             assert reloader.wait(120) == 0

@@ -25,6 +25,7 @@ from millrace.trainers.weights.hugging_face import OUTPUT, untie
 from millrace.trainers.weights.state import State
 from tests.consumers.reloader.conftest import Start
 from tests.consumers.reloader.crowd import Crowd, check_versions
+from tests.consumers.reloader.reloading import leave
 from tests.support.announced import announce, statuses, weight_event
 from tests.support.engines import LightEngine, complete, control_of, differences, join, until
 from tests.support.tiny_model import write_manifest
@@ -57,12 +58,7 @@ async def rig(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncItera
     kind = KINDS[KIND[request.param]]
     rig = Rig(kind.client(server.url, ""), kind.control(server.url, ""))
     yield rig
-    await rig.control.pause("abort")
-    await rig.control.load(folders[0])
-    await rig.control.set_version("default")
-    await rig.control.reset_prefix_cache()
-    await rig.control.resume()
-    await rig.control.close()
+    await leave(rig.control, folders[0])
     await rig.engine.close()
 
 

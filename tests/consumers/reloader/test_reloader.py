@@ -212,6 +212,28 @@ async def test_a_log_that_is_silent_as_an_engine_restarts_ends_no_reloader(
     assert looks == ["workers"] * 3
 
 
+async def test_a_start_in_mid_swap_is_not_labelled_by_what_another_loaded(
+    bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
+) -> None:
+    reset, set_version = scripted.reset_prefix_cache, scripted.set_version
+    labels: list[tuple[str, Path | None]] = []
+
+    async def end_once() -> bool:
+        if scripted.incarnation == "1":
+            scripted.restart()
+        return await reset()
+
+    async def spy(label: str) -> None:
+        labels.append((label, scripted.folder))
+        await set_version(label)
+
+    scripted.reset_prefix_cache, scripted.set_version = end_once, spy
+    announce(bus, weight_event(0, folders[0]))
+    async with start(scripted) as reloader:
+        await until(lambda: reloader.served == 0 and not scripted.paused)
+    assert [folder for label, folder in labels if label == "policy@0"] == [folders[0]]
+
+
 async def test_an_engine_that_still_loads_is_said_to_start(
     bus: MemoryBus, scripted: ScriptedEngine, folders: list[Path], start: Start
 ) -> None:

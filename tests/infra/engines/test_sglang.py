@@ -76,6 +76,18 @@ def test_adapters_are_served_on_a_gpu_alone(tmp_path: Path) -> None:
         local(tmp_path, adapters=room).prepare()
 
 
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("limit", "asked", "length"), [(1024, 512, 514), (1024, 1023, 1024), (1024, 1024, 1024), (0, 9, 11)]
+)
+def test_a_context_is_no_longer_than_the_models(tmp_path: Path, limit: int, asked: int, length: int) -> None:
+    """SGLang does not start with a longer one, and never fills the last two tokens."""
+    server = local(tmp_path, max_model_len=asked)
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": limit} if limit else {}))
+    words = server.command()
+    assert words[words.index("--context-length") + 1] == str(length)
+
+
 def test_what_is_not_installed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PYTHON", tmp_path / "none")
     with pytest.raises(ServiceError, match="make setup ENGINE=sglang"):
