@@ -3,8 +3,9 @@
 Invariants: whoever listens gets each token once, in order, and the end once; a call moves to another engine only as
 long as the parts are one draw (no token was given yet; or it has one choice, whose rest depends on the tokens alone,
 and any version may answer); each token keeps the label that its engine gave it. The labels of tokens come with the end
-of a part, so tokens of an engine that failed behind them have none: they are of no version, and never trained on. What
-another model sampled is given to nobody beyond what was streamed before its label came."""
+of a part: where an engine ends its calls, as one does that shuts down, they come too; where it fails, the tokens behind
+its last labels have none: they are of no version, and never trained on. What another model sampled is given to nobody
+beyond what was streamed before its label came."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from millrace.dialects.errors import of_engine
 from millrace.infra import faults, telemetry
-from millrace.infra.engines.base import Chunk, LabelSpan, Sampling, Usage
+from millrace.infra.engines.base import ABORT, Chunk, LabelSpan, Sampling, Usage
 from millrace.infra.engines.resubmit import seed_after
 from millrace.infra.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 from millrace.producers.gateway.calls.fleet import HANGS, EngineTarget, Fleet, UnderWay
@@ -46,6 +47,8 @@ class Relay:
     _count: int = 0
     """tokens that were given, of all choices"""
     _parts: int = 1
+    _spans: list[LabelSpan] = field(default_factory=list)
+    """labels of the parts that engines ended before the reply's end"""
 
     async def chunks(self, *, stream: bool) -> AsyncGenerator[Chunk, None]:
         """The reply. Raises EngineError where nobody can go on with it."""
@@ -64,10 +67,10 @@ class Relay:
                 if answer.status >= 500:
                     # A refusal that is not the client's fault is about our key.
                     self.fleet.doubt(self.target, "it refuses our key" if isinstance(error, EngineRejected) else "")
-                self.wish = self.wish._replace(failures=(*self.wish.failures, self.target.url))
-                successor = self.fleet.best(self.wish) if self._may_move() else None
+                successor = self._successor()
                 if successor is None:
                     raise
+                self.wish = self._next_wish()
                 _moves.add(1, reason=self._reason(error), engine=self.target.engine.kind)
                 logger.warning(
                     "%s goes on at %s, behind %d tokens: %s", self.request_id, successor.url, self._count, error
@@ -83,6 +86,13 @@ class Relay:
         if isinstance(error, EngineTimeout) or trouble == HANGS:
             return "hang"
         return "trouble" if trouble else "drain" if self.target.is_draining else "gone"
+
+    def _next_wish(self) -> RouteWish:
+        return self.wish._replace(failures=(*self.wish.failures, self.target.url))
+
+    def _successor(self) -> EngineTarget | None:
+        """The engine that would go on now."""
+        return self.fleet.best(self._next_wish()) if self._may_move() else None
 
     def _may_move(self) -> bool:
         if not self._count:
@@ -100,7 +110,7 @@ class Relay:
             sampling = replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed)
             prompt = [*prompt, *ids]
         loop, call = asyncio.get_running_loop(), UnderWay(self.wish, self._may_move)
-        began, before, tokens = loop.time(), self._count, 0
+        began, start, before, tokens = loop.time(), len(ids), self._count, 0
         self.fleet.begin(target, call)
         try:
             generator = target.engine.generate(prompt, sampling, request_id=request_id, stream=stream)
@@ -112,6 +122,11 @@ class Relay:
                     self._count += len(chunk.token_ids)
                     if sampling.n == 1:
                         ids += chunk.token_ids
+                    if chunk.finish_reason == ABORT and self._successor() is not None:
+                        self._spans += self._shift(chunk.spans, start)
+                        if chunk.token_ids:
+                            yield replace(chunk, finish_reason=None, stop_reason=None, spans=(), usage=None)
+                        raise EngineUnavailable(f"{target.url} ended its calls")
                     yield chunk
                     call.wait(loop.time())
             tokens = self._count - before  # how long one hung says nothing of its speed once it answers again
@@ -130,11 +145,15 @@ class Relay:
                 self.fleet.doubt(self.target, f"it serves {span.label}")
                 raise EngineUnavailable(f"{self.target.url} serves {span.label}, which is not {self.fleet.policy}'s")
 
+    @staticmethod
+    def _shift(spans: Sequence[LabelSpan], by: int) -> list[LabelSpan]:
+        return [LabelSpan(span.label, span.start + by, span.end + by) for span in spans]
+
     def _place(self, chunk: Chunk, start: int) -> Chunk:
         """A chunk of a part that begins behind `start` tokens, as one of the whole reply."""
         if not start or chunk.finish_reason is None:
             return chunk
-        spans = tuple(LabelSpan(span.label, span.start + start, span.end + start) for span in chunk.spans)
+        spans = (*self._spans, *self._shift(chunk.spans, start))
         usage = chunk.usage
         if usage is not None:
             usage = Usage(len(self.prompt), usage.completion + start, min(usage.cached, len(self.prompt)))

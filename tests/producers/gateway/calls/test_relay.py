@@ -96,6 +96,24 @@ def test_another_engine_goes_on_behind_what_was_given(broken: int, stream: bool,
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 5])
+async def test_another_engine_goes_on_where_one_ends_its_calls(count: int, *, stream: bool) -> None:
+    """As one does that is told to shut down: what it sampled keeps its label."""
+    pair = Pair()
+    pair.first.script, pair.first.finish = (lambda *_: REPLY[:count]), "abort"
+    chunks = await read(pair.relay(), stream=stream)
+    assert ids_of(chunks) == REPLY
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
+    assert token_versions(chunks[-1].spans, len(REPLY), "policy").tolist() == [3] * count + [4] * (len(REPLY) - count)
+    assert pair.moves == [TWO]
+    pair.second.finish = "abort"
+    chunks = await read(pair.relay(), stream=stream)
+    assert chunks[-1].finish_reason == "abort", "there is no third engine"
+    assert ids_of(chunks) == REPLY
+    await pair.fleet.close()
+
+
 @pytest.mark.parametrize(
     ("sampling", "wish"),
     [

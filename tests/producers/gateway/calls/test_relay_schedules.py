@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from millrace.infra.engines.base import Chunk, Engine, Sampling, Usage, token_versions
@@ -20,7 +20,7 @@ from tests.support.gateway_world import logprob, spans, status
 URLS = tuple(f"http://engine-{number}.test" for number in range(3))
 PROMPT = [1, 2, 3]
 LENGTH = 12
-FATES = ("dies", "hangs", "breaks", "is drained", "loads", "strays", "is slow")
+FATES = ("dies", "hangs", "breaks", "is drained", "loads", "strays", "is slow", "ends its calls")
 
 
 def next_token(before: Sequence[int]) -> int:
@@ -47,11 +47,14 @@ class Fated(Engine):
     is_dead: bool = False
     hangs: bool = False
     is_draining: bool = False
+    ends_calls: bool = False
     begun: list[bool] = field(default_factory=list)
     """of each call: whether it could begin one then"""
     fleet: Fleet | None = None
     labels: dict[str, list[int]] = field(default_factory=dict)
     """of each part that it sampled: the version of each token"""
+    ends: set[str] = field(default_factory=set)
+    """calls that it ended before their end, and labelled"""
     kind = "fated"
 
     async def generate(
@@ -59,7 +62,8 @@ class Fated(Engine):
     ) -> AsyncGenerator[Chunk, None]:
         self.begun.append(not self.is_draining)
         before, ids, labels = [*prompt_ids], [], []
-        versions = self.labels[request_id.partition("-e")[0]] = []
+        name = request_id.partition("-e")[0]
+        versions = self.labels[name] = []
         rest = min(sampling.max_tokens, LENGTH - (len(prompt_ids) - len(PROMPT) - 1))
         for at in range(rest):
             await asyncio.sleep(0)
@@ -70,6 +74,13 @@ class Fated(Engine):
             labels.append(label)
             versions.append(self.version)
             is_last = at == rest - 1
+            if not is_last and self.ends_calls:
+                self.ends.add(name)
+                last = ids[-1:] if stream else ids
+                yield Chunk(
+                    0, last, [0.0] * len(last), "abort", None, spans(labels), Usage(len(prompt_ids), len(ids), 0)
+                )
+                return
             if stream and not is_last:
                 yield Chunk(0, [ids[-1]], [logprob(ids[-1], at)])
         last = ids[-1:] if stream else ids
@@ -94,6 +105,8 @@ class Fated(Engine):
                 self.say()
             case "strays":
                 self.policy = "other"
+            case "ends its calls":
+                self.ends_calls = True
             case "is slow":
                 await asyncio.sleep(0.05)
         if self.is_dead:
@@ -118,17 +131,23 @@ class Fated(Engine):
 async def one_call(fleet: Fleet, number: int, *, stream: bool, has_grant: bool) -> tuple[list[Chunk], list[int] | None]:
     """Its chunks, and the versions that they must have; None where it came to no end."""
     chunks: list[Chunk] = []
-    unknown = 0
+    versions: list[int] = []
+    name = f"call-{number}"
 
     def on_move(_: EngineTarget) -> None:
-        nonlocal unknown
-        unknown = sum(len(chunk.token_ids) for chunk in chunks)
+        count = sum(len(chunk.token_ids) for chunk in chunks)
+        ends = [engine for engine in engines if name in engine.ends]
+        versions.extend(ends[0].labels[name] if ends else [-1] * (count - len(versions)))
+        assert len(versions) == count
+        for engine in ends:
+            engine.ends.remove(name)
 
     wish = RouteWish(has_grant, 5 if has_grant else 0, salt=str(number))
+    engines = [target.engine for target in fleet.targets.values() if isinstance(target.engine, Fated)]
     prompt = [*PROMPT, number]
     try:
         target = await fleet.route(wish, 0.2)
-        relay = Relay(fleet, target, wish, prompt, Sampling(100), f"call-{number}", on_move)
+        relay = Relay(fleet, target, wish, prompt, Sampling(100), name, on_move)
         async for chunk in relay.chunks(stream=stream):
             chunks.append(chunk)
             await asyncio.sleep(0)
@@ -136,7 +155,7 @@ async def one_call(fleet: Fleet, number: int, *, stream: bool, has_grant: bool) 
         return chunks, None
     last = relay.target.engine
     assert isinstance(last, Fated)
-    return chunks, [-1] * unknown + last.labels[f"call-{number}"]
+    return chunks, versions + last.labels[name]
 
 
 async def play(fates: list[dict[int, str]], calls: list[tuple[bool, bool]]) -> None:
@@ -165,11 +184,14 @@ async def play(fates: list[dict[int, str]], calls: list[tuple[bool, bool]]) -> N
         assert len(ends) == int(versions is not None)
         if versions is None:
             continue
-        assert (ids, chunks[-1].finish_reason) == (reply, "stop")
-        assert token_versions(chunks[-1].spans, LENGTH, "policy").tolist() == versions
+        if chunks[-1].finish_reason == "abort":  # and no other engine is there to go on
+            reply = reply[: len(ids)]
+        else:
+            assert (ids, chunks[-1].finish_reason) == (reply, "stop")
+        assert token_versions(chunks[-1].spans, len(reply), "policy").tolist() == versions
         usage = chunks[-1].usage
         assert usage is not None
-        assert usage[:2] == (len(PROMPT) + 1, LENGTH)
+        assert usage[:2] == (len(PROMPT) + 1, len(reply))
     for engine in engines.values():
         assert all(engine.begun), "a call began at an engine that was told to stop"
     assert [target.running for target in fleet.targets.values()] == [0] * len(URLS)
@@ -183,6 +205,7 @@ FATE = st.dictionaries(st.integers(0, 3 * LENGTH), st.sampled_from(FATES), max_s
     fates=st.lists(FATE, min_size=3, max_size=3),
     calls=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5),
 )
+@example(fates=[{4: "ends its calls"}] * 3, calls=[(True, False), (False, False), (True, True)])
 @settings(max_examples=40, deadline=None)
 def test_a_reply_is_one_draw_whatever_befalls_its_engines(
     fates: list[dict[int, str]], calls: list[tuple[bool, bool]]
