@@ -20,10 +20,11 @@ from millrace.infra.log.base import GroupMember, GroupView, MemberToken
 @dataclass(frozen=True, slots=True)
 class Need:
     """How many ranks a layout takes: `serving` of them play roles of their own, the others share each batch and come in
-    multiples of `unit`, once at least."""
+    multiples of `unit`, once at least; of those that share, `limit` train and the others are spares, 0 for no limit."""
 
     unit: int = 1
     serving: int = 0
+    limit: int = 0
 
     @property
     def fewest(self) -> int:
@@ -31,7 +32,10 @@ class Need:
 
     def most(self, here: int) -> int:
         """The largest number among so many that can train, 0 where they are too few."""
-        return 0 if here < self.fewest else here - (here - self.serving) % self.unit
+        if here < self.fewest:
+            return 0
+        sharing = min(here - self.serving, self.limit or here)
+        return self.serving + sharing - sharing % self.unit
 
 
 ANY_WORLD = Need()

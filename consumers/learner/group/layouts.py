@@ -49,9 +49,10 @@ def role_places(learner: config.Learner) -> list[RolePlace]:
 
 
 def need_of(learner: config.Learner) -> Need:
-    """How many learners train so."""
+    """How many learners train so; a further one beside those that may is a spare."""
     actor, *serving_places = role_places(learner)
-    return Need(actor.layout.unit, sum(place.layout.world for place in serving_places))
+    limit = int(learner.optimizer_offload)  # the backend's own, of one rank
+    return Need(actor.layout.unit, sum(place.layout.world for place in serving_places), limit)
 
 
 def canonical(learner: config.Learner) -> str:

@@ -71,7 +71,12 @@ def test_a_table_of_other_topics_covers_nothing() -> None:
     assert not is_covered(view(other), TOPIC, 4)
 
 
-NEEDS = st.builds(Need, unit=st.sampled_from([1, 2, 3, 4, 6, 8]), serving=st.integers(0, 4))
+NEEDS = st.builds(
+    lambda unit, serving, cells: Need(unit, serving, unit * cells),
+    st.sampled_from([1, 2, 3, 4, 6, 8]),
+    st.integers(0, 4),
+    st.integers(0, 3),
+)
 
 
 @given(st.integers(1, 12), NEEDS, st.randoms(use_true_random=False))
@@ -87,7 +92,8 @@ def test_whole_cells_train_beside_those_that_serve_and_the_rest_wait(members: in
     found = [roster for roster in rosters if roster is not None]
     assert [roster.self_peer.member_id for roster in found] == [one.member_id for one in table]
     assert len({(roster.key, roster.peers, roster.spares) for roster in found}) == 1
-    whole = [need.serving + cells * need.unit for cells in range(1, members + 1)]
+    cells = need.limit // need.unit or members
+    whole = [need.serving + count * need.unit for count in range(1, cells + 1)]
     assert found[0].world == max((n for n in whole if n <= members), default=0)
     assert [roster.trains for roster in found] == [rank < found[0].world for rank in range(members)]
     assert [peer.member_id for peer in found[0].members] == [one.member_id for one in table]

@@ -56,6 +56,11 @@ def test_a_line_names_a_layout(text: str, made: str, unit: int) -> None:
     assert layouts.need_of(learner) == Need(unit)
 
 
+def test_one_learner_trains_where_the_optimizer_is_in_main_memory_and_a_further_one_waits() -> None:
+    need = layouts.need_of(Learner(optimizer_offload=True, precision="bf16"))
+    assert [need.most(here) for here in range(4)] == [0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("text", "same", "need"),
     [
