@@ -27,6 +27,8 @@ from millrace.trainers.private_apis.transformers import has_class
 log = logging.getLogger("millrace.models")
 
 SCALAR = "ForSequenceClassification"
+MULTIMODAL = "ForConditionalGeneration"
+"""how the classes of models that read more than text end"""
 LENGTHS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 """names, in the configurations of transformers, of the most tokens that positions are made for"""
 _EAGER = "eager"
@@ -94,7 +96,9 @@ def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTraine
     config = read_config(settings)
     forget_dropout(config)
     if not is_scalar(settings):
-        return _of_class(AutoModelForCausalLM, config, "vocabulary", attention)
+        model = _of_class(AutoModelForCausalLM, config, "vocabulary", attention)
+        _check_is_whole(settings, type(model).__name__)
+        return model
     config.num_labels = 1
     model = _of_class(AutoModelForTokenClassification, config, "score", attention)
     head = getattr(model, "score", None)
@@ -103,6 +107,18 @@ def make(settings: Mapping[str, Any], attention: str | None = None) -> PreTraine
     model.score = torch.nn.Linear(head.in_features, 1, bias=False)
     model.dropout = torch.nn.Identity()  # before the head it would be noise on a target
     return model
+
+
+def _check_is_whole(settings: Mapping[str, Any], built: str) -> None:
+    """CheckpointError for the files of a larger model, of which only the part that writes text would be saved, under
+    names that what reads config.json does not know."""
+    larger = [name for name in settings.get("architectures") or () if name.endswith(MULTIMODAL) and name != built]
+    if larger:
+        raise CheckpointError(
+            f"config.json names {larger[0]}, and of that only {built} would train and be saved: write this part into a "
+            "directory of its own with transformers, `AutoModelForCausalLM.from_pretrained(SOURCE)"
+            ".save_pretrained(TARGET)`, copy the tokenizer's files there, and name TARGET"
+        )
 
 
 def _of_class(auto: Any, config: PretrainedConfig, head: str, attention: str | None) -> PreTrainedModel:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from millrace.trainers.backends.models.build import build
 from millrace.trainers.backends.models.forward import ForwardPass
@@ -163,3 +169,19 @@ def test_an_untied_model_says_what_it_said() -> None:
     one, two = (ForwardPass(build(s.assets, s.weights), batch).tokens(1.0)[0] for s in (tied, made))
     assert torch.equal(one, two)
     assert untie(made) is made
+
+
+def test_the_text_of_a_model_that_sees_is_trained_once_it_lies_by_itself(tmp_path: Path) -> None:
+    """Its versions would lack what sees, under names that no reader of its config.json knows."""
+    text = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 16}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "linear_num_value_heads": 2}
+    text |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    sight = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    config = Qwen3_5Config(text_config=text, vision_config=sight | {"num_position_embeddings": 16})
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "SOURCE")
+    with pytest.raises(CheckpointError, match="only Qwen3_5ForCausalLM would train") as refusal:
+        checkpoint.adopt(tmp_path / "SOURCE")
+    assert "AutoModelForCausalLM.from_pretrained(SOURCE).save_pretrained(TARGET)" in str(refusal.value)
+    AutoModelForCausalLM.from_pretrained(tmp_path / "SOURCE").save_pretrained(tmp_path / "TARGET")
+    state = checkpoint.adopt(tmp_path / "TARGET")
+    assert len(state.weights) == len(AutoModelForCausalLM.from_pretrained(tmp_path / "TARGET").state_dict())
