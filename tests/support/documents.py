@@ -136,6 +136,7 @@ RUN_BY = {
     ".venv/bin/python -m benchmarks.bench_tree": BENCHMARKS,
     ".venv/bin/python -m benchmarks.bench_warehouse": BENCHMARKS,
     "MILLRACE_ENGINE__URL=http://10.0.0.7:8901 millrace engine join": "tests/consumers/reloader/test_join.py",
+    "millrace drain NAME --undo": "tests/consumers/reloader/test_join.py",
     "millrace drain NAME --wait": "tests/consumers/reloader/test_join.py",
     "millrace warehouse take --from NAMESPACE": "tests/consumers/warehouse/store/test_owner.py",
     ".venv/bin/python -m benchmarks.frameworks": FRAMEWORKS,

@@ -129,6 +129,9 @@ async def test_it_joins_by_the_log_alone_and_leaves_without_losing_a_call(
                 told = subprocess.run([*RUN, "drain", url, "--wait"], env=environment, capture_output=True, timeout=120)
                 assert (told.returncode, b"is drained" in told.stdout) == (0, True), told.stderr.decode()
             else:
+                undo = [*RUN, "drain", url, "--undo", "--wait"]
+                told = subprocess.run(undo, env=environment, capture_output=True, timeout=120)
+                assert (told.returncode, b"takes calls again" in told.stdout) == (0, True), told.stderr.decode()
                 process.send_signal(signal.SIGTERM)
             await until(lambda: process.poll() is not None)
             assert process.returncode == 0, (tmp_path / "log").read_text()
