@@ -64,7 +64,8 @@ def _without_kind(where: list[str]) -> list[str]:
     table = where[:-1]
     fields = _model_at(table[:-1]).model_fields if table else {}
     annotation = fields[table[-1]].annotation if table and table[-1] in fields else None
-    return table if get_origin(annotation) in (Union, UnionType) else where
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return table if get_origin(annotation) in (Union, UnionType) and len(kinds) > 1 else where
 
 
 def _model_at(where: list[str]) -> type[BaseModel]:

@@ -24,10 +24,9 @@ from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.log.topics import TopicSizes
 from millrace.infra.process.net import LOCALHOST, free_ports
 from millrace.schemas import codec
-from tests.conftest import KERNELS
 from tests.producers.gateway.calls.whole_replies import Reply, ask, check_replies
 from tests.support.announced import POLICY, announce, weight_event
-from tests.support.engines import until
+from tests.support.engines import KERNELS, until
 from tests.support.joined import environment_of, spawn
 from tests.support.recorded import recorded_calls
 from tests.support.tiny_model import write_model
