@@ -27,6 +27,7 @@ from millrace.infra.log.readable import passed_over, readable
 from millrace.infra.log.topics import full_name
 from millrace.producers.rollout.episodes import Runner
 from millrace.producers.tasks.loader import LoaderThread
+from millrace.schemas import bounds
 from millrace.schemas.records import Grant, Resolution
 
 
@@ -235,7 +236,8 @@ class RolloutWorker:
         return since_commit_s
 
     def _read(self, record: Record) -> None:
-        ticket = int(record.key) if record.key.isdigit() else 0
+        key = record.key
+        ticket = int(key) if key.isdigit() and len(key) <= len(str(bounds.VERSION)) else 0
         heapq.heappush(self._line, (ticket, record.partition, record.offset, record))
         with self._lock:
             self.progress.begin(record.partition, record.offset)

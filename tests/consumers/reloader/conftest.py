@@ -16,8 +16,10 @@ from millrace.consumers.reloader import shell, status
 from millrace.consumers.reloader.shell import Reloader
 from millrace.infra import faults
 from millrace.infra.engines.control import EngineControl, EngineLoad, EngineState, PauseMode
+from millrace.infra.engines.kind import RECEIVER
 from millrace.infra.errors import EngineError, EngineTimeout, EngineUnavailable
 from millrace.infra.log.memory.bus import MemoryBus
+from tests.consumers.reloader.reloading import Served, served_by
 from tests.support.announced import NAMESPACE, POLICY, WEIGHTS, WORKERS
 from tests.support.engines import LightEngine
 from tests.support.tiny_model import write_model
@@ -129,6 +131,28 @@ def light(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def receiver(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
+    """As `light`, of one test, which may kill it; it receives broadcasts."""
+    server = LightEngine(folders[0], tmp_path / "engine", ("--receiver", RECEIVER))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("receiver", id="light"),
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("sglang", marks=pytest.mark.sglang),
+    ]
+)
+async def served(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Served]:
+    """A server of each kind."""
+    async with served_by(request.param, request.getfixturevalue(request.param), folders[0]) as one:
+        yield one
 
 
 @pytest.fixture

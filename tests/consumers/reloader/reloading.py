@@ -32,7 +32,7 @@ class Served:
 @asynccontextmanager
 async def served_by(name: str, server: LightEngine | Vllm | Sglang, folder: Path) -> AsyncIterator[Served]:
     """The server that the fixture `name` gives; left with the weights in `folder`, as it was."""
-    kind: KindName = "inprocess" if name == "light" else name  # type: ignore[assignment]
+    kind: KindName = "inprocess" if name == "receiver" else name  # type: ignore[assignment]
     one = Served(kind, server, server.url, KINDS[kind].control(server.url, ""))
     yield one
     await leave(one.control, folder)

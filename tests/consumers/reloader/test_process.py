@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.kind import RECEIVER
 from millrace.infra.engines.kinds import open_engine
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
@@ -25,9 +23,9 @@ from millrace.infra.process.net import LOCALHOST, wait_until
 from millrace.schemas.records import WeightVersion
 from millrace.trainers.weights import delta_files
 from tests.consumers.reloader.crowd import Crowd, check_versions
-from tests.consumers.reloader.reloading import Served, served_by, spawn
+from tests.consumers.reloader.reloading import Served, spawn
 from tests.support.announced import POLICY, announce, statuses, weight_event
-from tests.support.engines import LightEngine, until
+from tests.support.engines import until
 from tests.support.fault_points import fault_points
 from tests.support.forked import Fork
 from tests.support.learners import ROOT
@@ -56,26 +54,6 @@ one.hold({version}, "{digest}", Path("{path}"))
 print(one.url, flush=True)
 time.sleep(3600)
 """
-
-
-@pytest.fixture
-def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
-    server = LightEngine(folders[0], tmp_path / "engine", ("--receiver", RECEIVER))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture(
-    params=[
-        "light",
-        pytest.param("vllm", marks=pytest.mark.vllm),
-        pytest.param("sglang", marks=pytest.mark.sglang),
-    ]
-)
-async def served(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Served]:
-    async with served_by(request.param, request.getfixturevalue(request.param), folders[0]) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

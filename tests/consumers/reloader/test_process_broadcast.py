@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,40 +14,19 @@ import pytest
 from millrace.consumers.learner.version.sender import WeightSender
 from millrace.infra import faults
 from millrace.infra.engines.base import Sampling
-from millrace.infra.engines.kind import RECEIVER
 from millrace.infra.engines.kinds import KINDS
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.kafka.bus import KafkaBus
 from millrace.infra.process.net import LOCALHOST
 from millrace.schemas.labels import LOADING
-from tests.consumers.reloader.reloading import Served, served_by, spawn
+from tests.consumers.reloader.reloading import Served, spawn
 from tests.support.announced import POLICY, announce, weight_event
-from tests.support.engines import LightEngine, complete, differences, until
+from tests.support.engines import complete, differences, until
 from tests.support.forked import Fork
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 PROMPT = [22, 10, 14, 40]
 EXACT = 2e-5
-
-
-@pytest.fixture
-def light(folders: list[Path], tmp_path: Path) -> Iterator[LightEngine]:
-    server = LightEngine(folders[0], tmp_path / "log", ("--receiver", RECEIVER))
-    server.start()
-    yield server
-    server.kill()
-
-
-@pytest.fixture(
-    params=[
-        "light",
-        pytest.param("vllm", marks=pytest.mark.vllm),
-        pytest.param("sglang", marks=pytest.mark.sglang),
-    ]
-)
-async def served(request: pytest.FixtureRequest, folders: list[Path]) -> AsyncIterator[Served]:
-    async with served_by(request.param, request.getfixturevalue(request.param), folders[0]) as one:
-        yield one
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ def worker() -> RolloutWorker:
     return RolloutWorker(MemoryBus(), Names("t", "p", "w"), None)  # type: ignore[arg-type]
 
 
-def record(value: bytes) -> Record:
-    return Record("t.p.grants", 0, 0, b"k", value, {}, 0)
+def record(value: bytes, key: bytes = b"k") -> Record:
+    return Record("t.p.grants", 0, 0, key, value, {}, 0)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,14 @@ def test_any_grant_is_taken_or_passed_over(data: st.DataObject) -> None:
     drawn: Any = data.draw(records("Grant"))
     worker()._grant(record(codec.encode("Grant", drawn)))
     worker()._grant(record(b"torn"))
+
+
+@pytest.mark.parametrize("key", [b"", b"-1", b"9" * 5000, "٣".encode(), b"\xff"])
+def test_a_key_that_is_no_ticket_stops_nobody(key: bytes) -> None:
+    it, odd = worker(), record(codec.encode("Grant", {**grant(5), "task": ""}), key)
+    it._read(odd)
+    it._take(None, odd)  # type: ignore[arg-type]
+    assert it.progress.position(0) == 1
 
 
 def test_a_ticket_far_beyond_all_others_takes_no_memory() -> None:

@@ -16,6 +16,7 @@ makes this thread wait.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,13 +58,17 @@ def host_memory(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_cuda:
         try:
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        except RuntimeError as error:
-            log.warning(
-                "no more memory can be pinned (%s): the step waits for copies; weights and moments should fit twice "
-                "in main memory",
-                str(error).splitlines()[0],
-            )
+        except RuntimeError:
+            _say_pageable()
     return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+@functools.cache
+def _say_pageable() -> None:
+    """Once a process: a model has hundreds of tensors."""
+    log.warning(
+        "no more memory can be pinned: the step waits for copies; weights and moments should fit twice in main memory"
+    )
 
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
