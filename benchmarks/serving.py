@@ -15,8 +15,7 @@ from millrace.infra.engines.kinds import KindName
 from millrace.infra.engines.sglang.launch import Sglang
 from millrace.infra.engines.vllm.launch import RECEIVE, Vllm
 from millrace.infra.process.net import LOCALHOST, free_ports
-from tests.conftest import KERNELS
-from tests.support.engines import LightEngine, control_of
+from tests.support.engines import KERNELS, LightEngine, control_of
 
 KINDS: dict[str, KindName] = {"light": "inprocess", "vllm": "vllm", "sglang": "sglang"}
 """by the names of the arguments"""
