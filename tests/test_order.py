@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.support.order import ENGINE, LONGEST, place_of, scope_of
@@ -11,12 +11,20 @@ from tests.support.order import ENGINE, LONGEST, place_of, scope_of
 ROOT = Path(__file__).parents[1]
 
 
-def asks_for_vllm(file: Path) -> bool:
-    """Whether a test or fixture of a file takes the fixture `vllm`, by name or by hand."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "vllm" in [one.arg for one in node.args.args]:
-            return True
-        # By hand: `getfixturevalue("vllm")`, or `getfixturevalue(request.param)` where a parameter is "vllm".
+def asking_for_vllm(file: Path, fixtures: Collection[str]) -> list[str]:
+    """The tests and fixtures of a file that take one of these fixtures, or `vllm` by hand."""
+    asking = []
+    for function in ast.walk(ast.parse(file.read_text())):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            not fixtures.isdisjoint(one.arg for one in function.args.args) or _by_hand(function)
+        ):
+            asking.append(function.name)
+    return asking
+
+
+def _by_hand(function: ast.AST) -> bool:
+    """`getfixturevalue("vllm")`, or `getfixturevalue(request.param)` where a parameter is "vllm"."""
+    for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             given = {one.value for argument in node.args for one in ast.walk(argument) if isinstance(one, ast.Constant)}
             if node.func.attr in ("getfixturevalue", "param") and "vllm" in given:
@@ -30,13 +38,12 @@ def test_every_file_of_the_order_exists_once() -> None:
 
 
 def test_all_that_use_the_server_are_one_scope() -> None:
-    using = {file for file in ROOT.glob("tests/**/*.py") if asks_for_vllm(file)}
-    conftests = {file for file in using if file.name == "conftest.py"}
-    named = {str(file.relative_to(ROOT)) for file in using - conftests}
-    # Fixtures of a folder's conftest are asked for by files of that folder that say so with the mark.
-    for conftest in conftests:
-        marked = [file for file in conftest.parent.glob("test_*.py") if re.search(r"\brig\b", file.read_text())]
-        named |= {str(file.relative_to(ROOT)) for file in marked}
+    named = set()
+    for file in ROOT.glob("tests/**/test_*.py"):
+        conftest = file.parent / "conftest.py"
+        shared = asking_for_vllm(conftest, {"vllm"}) if conftest.is_file() else []
+        if asking_for_vllm(file, {"vllm", *shared}):
+            named.add(str(file.relative_to(ROOT)))
     assert named == set(ENGINE)
     assert len({scope_of(f"{file}::test_x[a::b]") for file in ENGINE}) == 1
     sglang = {scope_of(f"{file}::test_x[sglang-a::b]") for file in ENGINE} | {scope_of("tests/test_sglang.py::test_x")}

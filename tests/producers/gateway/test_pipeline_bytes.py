@@ -40,10 +40,10 @@ from tests.support.gateway_world import WORKERS, ScriptedEngine, World, world
 from tests.support.upstream_answers import EVENTS, WHOLE
 
 DIGESTS = {
-    "chat": "91ecbe7653957f58033c6d37566de78c92bb693d83bde1f42635444776277376",
-    "completions": "36ca724e9afdb50077183d79a31d9f00f67a4eacd2af62a4816be95e4bada78d",
-    "messages": "331bbd857d251ad3236b5c5376b71586ad44e70d2ff1fe943276136386c81792",
-    "responses": "3df584f1f2cc94b56dfb4b2dffba901cca3bfb46c2c0d9908da661ced402087d",
+    "chat": "3677ea0f29425153da3f74090f1145a6add1d3d1b320455e2555cbeb461f3297",
+    "completions": "49a2a23ebf85e64e50aec42074c95229cf2e97de1b1e175f8898b93184f08a72",
+    "messages": "f9e0d98a30ef7e471063081f8ec704793f5e97d603c736d4ad260de3f7e148fe",
+    "responses": "ba59359a375a7226932a5f6f1b7bb40f93c4572d7973b60a86756ed78af70b3c",
 }
 """of the text of each dialect"""
 PATHS = {dialect.name: dialect.path for dialect in DIALECTS}
