@@ -19,6 +19,7 @@ from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
 
 ENGINE, BROKER, WAREHOUSE, WORKERS = "engine", "broker", "warehouse", "workers"
+PEPPER = "pepper"
 USER = "millrace"
 """whom the local broker knows"""
 UMASK = 0o077
@@ -58,6 +59,19 @@ def workers_key(settings: Settings) -> str:
     """What takes grants and speaks for verifiers at the gateway: the key that `[rollout] key` names; where it names
     none, the one that was made here, empty where nobody made it yet."""
     return settings.rollout_key if settings.rollout.key else _read(settings.home / "keys" / WORKERS)
+
+
+def pepper_of(settings: Settings) -> str:
+    """What keys of clients are hashed with; empty where nobody made it yet, or copied it here."""
+    return settings.gateway.pepper.get_secret_value() or _read(settings.home / "keys" / PEPPER)
+
+
+def make_pepper(settings: Settings) -> str:
+    """The pepper, made where there is none. Several may do so at once."""
+    if not settings.gateway.pepper.get_secret_value():
+        make_home(settings.home)
+        _make(settings.home / "keys" / PEPPER)
+    return pepper_of(settings)
 
 
 def warehouse_key(settings: Settings) -> str:

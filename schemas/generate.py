@@ -20,6 +20,7 @@ LOG_RECORDS = frozenset(
         "Event",
         "Grant",
         "LedgerEntry",
+        "Principal",
         "Progress",
         "Prompt",
         "Resolution",

@@ -22,6 +22,9 @@ EpisodeStatus = Literal["completed", "failed", "truncated", "aborted", "abandone
 EventKind = Literal["episode_started", "episode_ended", "model_call", "tool_call", "tool_result", "observation", "internal_state", "reward", "user_feedback", "security_label", "gap"]
 """What an event's body is."""
 
+PrincipalAct = Literal["grant", "revoke", "use"]
+"""What a record says of a key."""
+
 RedactionStatus = Literal["none_needed", "applied", "failed"]
 """What refine found and did: nothing found, text redacted and content withheld from training, or the detectors failed and everything is withheld."""
 
@@ -620,6 +623,51 @@ class Place(TypedDict):
     """offset in the partition"""
 
 
+class Principal(TypedDict):
+    """What was done to a key: who may use it, that it is revoked, or that it was used. One of each a key counts, the newest; a revocation is final."""
+
+    id: str
+    """public name of the key: mk_ and 12 letters and digits"""
+    act: PrincipalAct
+    """what was done"""
+    time: int
+    """micros"""
+    author: str
+    """who did it"""
+    client: str
+    """whose key it is; empty but in a grant, as all below"""
+    tenant: str
+    """whose traffic it sends; * stands for all, and sends none"""
+    roles: list[str]
+    """what it may do: owner, operator, approver, auditor, annotator, agent, worker, reader"""
+    scopes: list[str]
+    """names that policies of a later release will read"""
+    reward_sources: list[str]
+    """reserved reward sources that it may speak for; of an annotator, all that it may"""
+    mac: str
+    """HMAC-SHA256 of the key under the pepper, in hexadecimal"""
+    pepper: str
+    """which pepper: the first 16 digits of its own HMAC of a fixed text"""
+    not_before: int | None
+    """micros; null: from the start"""
+    expires: int | None
+    """micros, the first at which it is no more; null: never"""
+    replaces: str | None
+    """id of the key of which it is the rotation"""
+    max_in_flight: int | None
+    """most requests at once"""
+    max_rate: float | None
+    """most requests a second"""
+    tokens_per_minute: int | None
+    """tokens in a minute"""
+    budget: float | None
+    """money in budget_hours"""
+    budget_hours: float
+    """hours of the budget"""
+    reason: str | None
+    """of a revocation: why"""
+
+
 class Progress(TypedDict):
     """A slot's time has passed this point, with nothing to say."""
 
@@ -1111,7 +1159,7 @@ class WorkerStatus(TypedDict):
     """engines: takes no new call; role drain: somebody asks this incarnation for that"""
 
 
-Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EngineShare | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
+Record: TypeAlias = Array | Change | Claim | Completion | DeadLetter | Decision | EngineShare | EpisodeEnded | EpisodeStarted | Evaluation | Event | Finding | Gap | Governance | Grant | Injected | InternalState | LedgerEntry | Lineage | ModelCall | Observation | Place | Principal | Progress | Prompt | Range | RankShare | Resolution | Reward | Sampling | SealedReward | SecurityLabels | Setting | TaskScore | ToolCall | ToolResult | TrainedGroup | Trajectory | Turn | Usage | UserFeedback | Versions | WeightVersion | WorkerStatus
 """A record of any name."""
 
 Body: TypeAlias = EpisodeStarted | EpisodeEnded | ModelCall | ToolCall | ToolResult | Observation | InternalState | Reward | UserFeedback | SecurityLabels | Gap
@@ -1186,6 +1234,9 @@ class Encode(Protocol):
 
     @overload
     def __call__(self, name: Literal["Place"], record: Place) -> bytes: ...
+
+    @overload
+    def __call__(self, name: Literal["Principal"], record: Principal) -> bytes: ...
 
     @overload
     def __call__(self, name: Literal["Progress"], record: Progress) -> bytes: ...
@@ -1319,6 +1370,9 @@ class DecodeAs(Protocol):
 
     @overload
     def __call__(self, name: Literal["Place"], data: bytes) -> Place: ...
+
+    @overload
+    def __call__(self, name: Literal["Principal"], data: bytes) -> Principal: ...
 
     @overload
     def __call__(self, name: Literal["Progress"], data: bytes) -> Progress: ...
@@ -1612,6 +1666,30 @@ class Fields(Generic[T]):
 
     @overload
     def __getitem__(self: Fields[LedgerEntry], field: Literal["prev_hash", "hash"]) -> bytes: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["id", "author", "client", "tenant", "mac", "pepper"]) -> str: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["act"]) -> PrincipalAct: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["time"]) -> int: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["roles", "scopes", "reward_sources"]) -> list[str]: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["not_before", "expires", "max_in_flight", "tokens_per_minute"]) -> int | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["replaces", "reason"]) -> str | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["max_rate", "budget"]) -> float | None: ...
+
+    @overload
+    def __getitem__(self: Fields[Principal], field: Literal["budget_hours"]) -> float: ...
 
     @overload
     def __getitem__(self: Fields[Progress], field: Literal["stage"]) -> str: ...

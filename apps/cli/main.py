@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "mcp": (RUN, "intake:mcp"),
     "a2a": (RUN, "intake:a2a"),
     "policy": (RUN, "ask:policy"),
+    "key": (RUN, "keys:key"),
     "sft": (FILES, "offline:sft"),
     "dpo": (FILES, "offline:dpo"),
     "reward-model": (FILES, "offline:reward_model"),

@@ -13,7 +13,7 @@ import socket
 from millrace.consumers.warehouse.ingest.ingest import Ingest
 from millrace.consumers.warehouse.ingest.shares import group_of
 from millrace.consumers.warehouse.ingest.table_choice import Behind, kind_of
-from millrace.consumers.warehouse.ingest.topic_identity import COMPACT_TOPIC, recreation_reason, tips
+from millrace.consumers.warehouse.ingest.topic_identity import COMPACT_TOPICS, recreation_reason, tips
 from millrace.consumers.warehouse.open_store import open_store
 from millrace.consumers.warehouse.store.base import Store
 from millrace.consumers.warehouse.store.drop import drop, of, record_tables, there
@@ -132,7 +132,7 @@ def irrecoverable(bus: Bus, store: Store, namespace: str) -> list[str]:
             f"SELECT topic, part, min(off), max(off) FROM {LOG}.{name} WHERE {of(namespace)} GROUP BY ALL ORDER BY ALL"
         )
         for topic, part, first, last in spans:
-            if logical_name(topic) == COMPACT_TOPIC:
+            if logical_name(topic) in COMPACT_TOPICS:
                 continue
             start = _start(bus, topic, part)
             if first < start:

@@ -29,6 +29,7 @@ from millrace.infra.errors import WarehouseHeld
 from millrace.infra.heartbeat import Heartbeat, unless_in
 from millrace.infra.log.archive.archive import Archive
 from millrace.infra.log.archive.bus import ArchivedBus
+from millrace.infra.principals.watch import PrincipalWatch
 from millrace.infra.process.net import LOCALHOST
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,10 @@ def run(settings: Settings) -> None:
         name = f"warehouse-{socket.gethostname()}" + (f"-{os.getpid()}" if store.is_shared else "")
         ending = threading.Event()
         if isinstance(store, TableDirectory):
-            closing.callback(open_endpoint(store.handle, settings, partial(begin_anew, ending)).close)
+            principals = PrincipalWatch(bus, settings, name)
+            principals.start()
+            closing.callback(principals.close)
+            closing.callback(open_endpoint(store.handle, settings, partial(begin_anew, ending), principals).close)
         shares: Shares = GroupShares(bus, settings.namespace, name) if store.is_shared else AllPartitions()
         ingest = Ingest(bus, store, settings.namespace, claims(settings).behind, shares)
         beat = Heartbeat(

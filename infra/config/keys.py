@@ -16,8 +16,9 @@ SHORTEST = 16
 EXAMPLE_KEYS = frozenset({"a long random word", "another long random word"})
 
 
-def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
-    """What is wrong with these keys, by name, and with the secret of the session keys; None when all is well."""
+def faults(keys: Mapping[str, str], secret: str, *, local: bool, pepper: str = "") -> str | None:
+    """What is wrong with these keys, by name, with the secret of the session keys or with the pepper; None when all is
+    well."""
     names: dict[str, str] = {}
     for name, key in keys.items():
         if key in names:
@@ -35,6 +36,8 @@ def faults(keys: Mapping[str, str], secret: str, *, local: bool) -> str | None:
             )
     if secret and len(secret) < 2 * SHORTEST:
         return f"[gateway] session_secret has under {2 * SHORTEST} characters: `openssl rand -hex 24` makes a good one"
+    if pepper and len(pepper) < 2 * SHORTEST:
+        return f"[gateway] pepper has under {2 * SHORTEST} characters: `openssl rand -hex 24` makes a good one"
     return None
 
 

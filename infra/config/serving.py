@@ -83,6 +83,11 @@ class Gateway(Section):
         description="secret behind the keys of sessions, the same for gateways that share them; empty: one of its own, "
         "kept under capture_dir",
     )
+    pepper: SecretStr = Field(
+        default=SecretStr(""),
+        description="secret under which the log has the keys of `millrace key`, the same wherever these are made or "
+        "asked for; empty: home/keys/pepper, which the first of them makes",
+    )
     public_url: Annotated[str, Field(pattern=r"^(https?://[^/?#\s]+(/[^?#\s]*)?)?$")] = Field(
         default="",
         description="address that clients reach this gateway at, such as https://agents.example.org; empty: http://, "

@@ -91,8 +91,9 @@ class Settings(BaseModel):
             )
         words = {name: key.key.get_secret_value() for name, key in self.gateway.keys.items()}
         secret = self.gateway.session_secret.get_secret_value()
+        pepper = self.gateway.pepper.get_secret_value()
         hosts = (self.gateway.host, self.otlp.host)
-        if fault := faults(words, secret, local=all(map(is_local, hosts))):
+        if fault := faults(words, secret, local=all(map(is_local, hosts)), pepper=pepper):
             raise ValueError(fault)
         if self.policy.name in self.gateway.policies:
             raise ValueError(

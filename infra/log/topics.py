@@ -51,6 +51,7 @@ TOPICS = (
     Topic("{policy}.scores", "version", "one", "all", "what versions came to on held-out tasks"),
     Topic("workers", "worker", "one", "compact", "status and weight-loaded acknowledgements"),
     Topic("decisions", "artifact", "one", "all", "settings asked for; governance decisions"),
+    Topic("principals", "key/act", "one", "compact", "keys of clients: grants, revocations, last use"),
 )
 
 STAGES: Mapping[str, Size] = {"refine": "slots", "seal": "slots", "{policy}.dispatch": "one"}

@@ -133,11 +133,11 @@ class CallRoutes:
         return owners
 
     async def _models(self, request: Request) -> Response:
-        enter(request, self.gateway.callers)
+        enter(request, self.gateway.callers, "read")
         return json_of({"object": "list", "data": [_model(id, owner) for id, owner in self._owners().items()]})
 
     async def _model(self, request: Request) -> Response:
-        enter(request, self.gateway.callers)
+        enter(request, self.gateway.callers, "read")
         id = request.path_params["id"]
         owner = self._owners().get(id)
         rules = self.upstreams.upstreams.rules if self.upstreams is not None else []

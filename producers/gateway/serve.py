@@ -40,6 +40,7 @@ from millrace.producers.gateway.calls.policy_joining import ANY_LENGTH, Joining,
 from millrace.producers.gateway.calls.served_policy import ServedPolicy
 from millrace.producers.gateway.calls.workers_watch import WorkersWatch
 from millrace.producers.gateway.episodes.idle import end_idle_episodes
+from millrace.producers.gateway.http.callers import open_principals, spending_of
 from millrace.producers.gateway.http.listener import Listener
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
@@ -49,7 +50,6 @@ from millrace.producers.gateway.sessions import checkpoint
 from millrace.producers.gateway.sessions.recorder import Recorder
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.producers.gateway.sessions.streaming_marks import StreamingMarks
-from millrace.producers.gateway.spending import Spending
 from millrace.producers.gateway.upstreams.upstreams import Upstreams
 from millrace.producers.gateway.upstreams.upstreams import make as make_upstreams
 from millrace.schemas.ids import now_micros
@@ -104,13 +104,17 @@ async def _prepare_and_serve(
         if not served_policies:
             return
     spare_collector()  # else it walks through all sessions again and again while they are rebuilt
+    name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"
+    # First: else nobody knew whose spending the capture log tells.
+    principals = await listener.during(asyncio.to_thread(open_principals, bus, shared_settings, name))
     log, forwarder = await listener.during(asyncio.to_thread(capture, settings, bus))
     secret = settings.gateway.session_secret.get_secret_value()
     # Half of the hours that its first event is kept: a start rebuilds the whole of an episode, or nothing of it.
     named_s = settings.topics.short_hours * 3600 / 2
     # Of one gateway, each process knows the keys of all sessions.
     sessions = Sessions(shared_dir, options.policy, secret, named_s=named_s, index=layout.here)
-    spending, underway = Spending(options.limits), StreamingMarks(log.folder)
+    spending = spending_of(options, principals, asyncio.get_running_loop())
+    underway = StreamingMarks(log.folder)
     live = await listener.during(asyncio.to_thread(sessions.rebuild, log, spending, underway))
     logger.info("%s: %d live sessions, %d bytes to send", log.source, live, log.waiting)
     is_required = settings.gateway.capture == "required"
@@ -119,7 +123,13 @@ async def _prepare_and_serve(
     recorder.label_cut(sessions.live)
     awaited_policies = [one.awaited for one in waiting]
     gateway = Gateway(
-        options, sessions, recorder, Fleet(options.policy, engines), None, awaited_policies=awaited_policies
+        options,
+        sessions,
+        recorder,
+        Fleet(options.policy, engines),
+        None,
+        awaited_policies=awaited_policies,
+        principals=principals,
     )
     for served_policy in served_policies:
         gateway.engines.join(served_policy)
@@ -131,7 +141,6 @@ async def _prepare_and_serve(
     )
     watch.start()
     address = f"http://{settings.gateway.host}:{settings.gateway.port}"
-    name = os.environ.get("MILLRACE_ROLE") or f"gateway-{settings.gateway.port}"
     beat = Heartbeat(bus, settings.namespace, worker=name, role="gateway", policy=options.policy, url=address)
     beat.start()
     guard = asyncio.create_task(_guard(forwarder))
@@ -152,6 +161,7 @@ async def _prepare_and_serve(
         coming.cancel()
         await asyncio.to_thread(beat.close)
         watch.close()
+        await asyncio.to_thread(principals.close)
         for one in waiting:
             await one.awaited.fleet.close()
         if upstreams is not None:

@@ -58,6 +58,7 @@ class Sockets:
         headers = Headers(scope=scope)
         self.gateway.check_open()
         caller = self.identify(headers)
+        caller.check_may("call")
         if self.open[caller.tenant] >= self.intake.options.max_in_flight:
             message = f"This tenant has more than {self.intake.options.max_in_flight} sockets open: try again"
             raise ApiError(429, message, type="rate_limit_error", code="rate_limited", retry_after_s=1)

@@ -116,10 +116,20 @@ class Spending:
     """What each of the keys in `limits`, by name, has spent, here and, as far as they told, at other processes."""
 
     def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
-        self.limits = limits
+        self.limits = dict(limits)
         self._tokens = {key: Window(MINUTE_US) for key in limits}
         self._money = {key: Window(key_limits.budget_hours * HOUR_US) for key, key_limits in limits.items()}
         self._others: dict[int, Standing] = {}
+
+    def adopt(self, limits: Mapping[str, KeyLimits]) -> None:
+        """Bound these keys so from now on, beside the others. What one has spent of a budget stays, unless its hours
+        are others now."""
+        for key, key_limits in limits.items():
+            former = self.limits.get(key)
+            self._tokens.setdefault(key, Window(MINUTE_US))
+            if former is None or former.budget_hours != key_limits.budget_hours:
+                self._money[key] = Window(key_limits.budget_hours * HOUR_US)
+            self.limits[key] = key_limits
 
     def fold(self, headers: Mapping[str, str], at: int) -> None:
         """One entry of the capture log, captured at this time. What no gateway wrote, or of a key that is gone, adds

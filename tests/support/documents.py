@@ -89,6 +89,7 @@ MCP = "tests/docs/test_mcp.py"
 A2A = "tests/docs/test_a2a.py"
 NAMED = "tests/apps/cli/test_session_names.py"
 SQL = "tests/docs/test_sql.py"
+KEYS = "tests/apps/cli/test_keys.py"
 QUESTIONS = "tests/apps/cli/test_questions.py"
 WAREHOUSE = "tests/consumers/warehouse/test_process.py"
 CI = ".ci/run"
@@ -166,6 +167,11 @@ RUN_BY = {
     "millrace config": DEPLOYMENT,
     "millrace --set policy.eta=1 config --json": DEPLOYMENT,
     "millrace topics": DEPLOYMENT,
+    "millrace key": KEYS,
+    "millrace key create --client support-bot --tenant support --role agent --expires 90d": KEYS,
+    "millrace key list": KEYS,
+    "millrace key rotate support-bot": KEYS,
+    "millrace key revoke support-bot": KEYS,
     "millrace sweep": DEPLOYMENT,
     "millrace archive once": DEPLOYMENT,
     "millrace archive list": DEPLOYMENT,

@@ -19,12 +19,14 @@ from millrace.infra.gateway_processes import folder_of
 from millrace.infra.log.base import TopicSpec
 from millrace.infra.log.blobs import ClaimStore
 from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.principals.watch import PrincipalWatch
 from millrace.infra.process.net import free_ports
 from millrace.producers.capture.forwarder import Forwarder
 from millrace.producers.capture.log import CaptureLog
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
+from millrace.producers.gateway.http.callers import spending_of
 from millrace.producers.gateway.options import GatewayOptions
 from millrace.producers.gateway.processes.crossing import Crossing
 from millrace.producers.gateway.processes.hop import Hops
@@ -231,6 +233,7 @@ async def world(
     others: Sequence[ServedPolicy] = (),
     awaited: Sequence[AwaitedPolicy] = (),
     layout: ProcessLayout | None = None,
+    principals: PrincipalWatch | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
     """Serve a gateway; its folder may be used again by another world afterwards. `engine`: one, or several by url. An
@@ -242,13 +245,16 @@ async def world(
     log = CaptureLog(folder_of(shared, index), **(log_options or {}))
     sessions = Sessions(shared, POLICY, index=index)
     made = GatewayOptions(**{"policy": POLICY, "rollout_key": WORKERS, **options})
-    spending, underway = Spending(made.limits), StreamingMarks(log.folder)
+    spending = (
+        Spending(made.limits) if principals is None else spending_of(made, principals, asyncio.get_running_loop())
+    )
+    underway = StreamingMarks(log.folder)
     sessions.rebuild(log, spending, underway)
     engines = engine if isinstance(engine, Mapping) else {ENGINE: engine}
     fleet = Fleet(POLICY, engines.__getitem__, tuple(engines))
     recorder = Recorder(log, is_required=required, spending=spending, underway=underway)
     recorder.label_cut(sessions.live)
-    gateway = Gateway(made, sessions, recorder, fleet, renderer, others, awaited)
+    gateway = Gateway(made, sessions, recorder, fleet, renderer, others, awaited, principals)
     forwarder = Forwarder(log, bus, RAW, ClaimStore(str(folder / "claims")))
     forwarder.start()
     stop, port = asyncio.Event(), port or free_ports(1)[0]

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from millrace.consumers.scores import with_id
 from millrace.infra.log.base import NO_HEADERS, Outgoing, Place, Record
+from millrace.infra.log.history.kinds import SHARED_KINDS
 from millrace.infra.log.history.ledger import chain_entry
 from millrace.infra.log.memory.bus import MemoryBus
 from millrace.infra.log.topics import TopicSizes, full_name, stages_of, turns_of
@@ -40,8 +41,7 @@ class Log:
     def topic(self, kind: str) -> str:
         if kind.startswith("turns."):
             return full_name(NS, turns_of(stages_of(POLICY)[kind.removeprefix("turns.")]))
-        shared = kind in ("raw", "events", "dead-letters", "decisions", "workers")
-        return full_name(NS, kind if shared else f"{POLICY}.{kind}")
+        return full_name(NS, kind if kind in SHARED_KINDS else f"{POLICY}.{kind}")
 
     def id(self, prefix: str) -> str:
         return f"{prefix}-{self.rng.getrandbits(48):012x}"

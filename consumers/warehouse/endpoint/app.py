@@ -36,6 +36,7 @@ from millrace.consumers.warehouse.endpoint.faults import (
 from millrace.consumers.warehouse.endpoint.query import Query, QueryAnswer, QueryRunner
 from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, QueryRequest, check_caller, read_request
 from millrace.consumers.warehouse.endpoint.watch import LOOK_S, RunningQuery
+from millrace.infra.principals.watch import PrincipalWatch
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,13 @@ Takes = Callable[[Request, bytes], Response | None]
 
 
 class QueryEndpoint:
-    """Answers requests. `takes`: for tests alone, what takes inserts; None: nobody does."""
+    """Answers requests. `principals`: whose the keys of the log are, beside `key`. `takes`: for tests alone,
+    what takes inserts; None: nobody does."""
 
-    def __init__(self, reader: QueryRunner, key: str, *, takes: Takes | None = None) -> None:
-        self._reader, self._key, self._takes = reader, AccessKey(key), takes
+    def __init__(
+        self, reader: QueryRunner, key: str, *, takes: Takes | None = None, principals: PrincipalWatch | None = None
+    ) -> None:
+        self._reader, self._key, self._takes = reader, AccessKey(key, principals), takes
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="query")
         self._running = 0
         self.app = Starlette(

@@ -26,7 +26,10 @@ from millrace.consumers.warehouse.endpoint.faults import (
 )
 from millrace.consumers.warehouse.endpoint.query import DEFAULT_FORMAT, Query
 from millrace.infra.config import is_local
+from millrace.infra.principals.book import ADVICE, ALL_TENANTS, KEY
+from millrace.infra.principals.watch import PrincipalWatch
 
+READING_ROLES = frozenset({"owner", "operator", "auditor", "reader"})
 LONGEST = 256 << 10
 """bytes of a query, as the engine's parser has it"""
 USERS = ("millrace", "default")
@@ -48,9 +51,11 @@ class QueryRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """The word that a request must bring; empty where none is asked for."""
+    """The word that a request must bring, or a key of `principals` whose roles let it read; empty where none is asked
+    for."""
 
     word: str
+    principals: PrincipalWatch | None = None
 
     def check(self, headers: Mapping[str, str], query: Mapping[str, str]) -> None:
         """Raises QueryError unless the request brings it."""
@@ -63,6 +68,9 @@ class AccessKey:
                 "(`millrace sql` finds it by itself).",
                 REQUIRED_PASSWORD,
             )
+        if self.principals is not None and KEY.fullmatch(password):
+            _check_principal(self.principals, password)
+            return
         is_same = hmac.compare_digest(password.encode(), self.word.encode())
         if not is_same or user not in USERS:
             raise QueryError(
@@ -70,6 +78,25 @@ class AccessKey:
                 "under [home].",
                 AUTHENTICATION_FAILED,
             )
+
+
+def _check_principal(principals: PrincipalWatch, key: str) -> None:
+    """Raises QueryError for a key that is not live, or that may not read rows of every tenant."""
+    if not principals.is_trusted:
+        message = "the log does not tell whose this key is: its brokers do not answer. Try again."
+        raise QueryError(message, AUTHENTICATION_FAILED)
+    standing, grant = principals.verify(key)
+    if standing != "live" or grant is None:
+        raise QueryError(f"Authentication failed: {ADVICE[standing]}.", AUTHENTICATION_FAILED)
+    roles = READING_ROLES.intersection(grant["roles"])
+    if not roles:
+        needed = ", ".join(sorted(READING_ROLES))
+        raise QueryError(f"the roles of this key do not let it read the warehouse: it takes {needed}.", ACCESS_DENIED)
+    if "owner" not in roles and grant["tenant"] != ALL_TENANTS:
+        raise QueryError(
+            "the warehouse does not tell tenants apart yet, so it takes keys of the tenant * or of the role owner.",
+            ACCESS_DENIED,
+        )
 
 
 def check_caller(headers: Mapping[str, str]) -> None:

@@ -20,6 +20,7 @@ from millrace.consumers.warehouse.endpoint.query import QueryLimits, QueryRunner
 from millrace.infra.config import Settings
 from millrace.infra.errors import ServiceError
 from millrace.infra.local_keys import WAREHOUSE, make_keys, warehouse_key
+from millrace.infra.principals.watch import PrincipalWatch
 from millrace.infra.process.net import LOCALHOST, is_listening, wait_until
 
 HEADER_BYTES = 64 << 10
@@ -81,11 +82,17 @@ class Serving:
         self._endpoint.close()
 
 
-def open_endpoint(opens: OpenHandle, settings: Settings, overdue: Callable[[], None] | None = None) -> Serving:
+def open_endpoint(
+    opens: OpenHandle,
+    settings: Settings,
+    overdue: Callable[[], None] | None = None,
+    principals: PrincipalWatch | None = None,
+) -> Serving:
     """The endpoint of a deployment over the engine behind `opens`, with its key, which is made where there is none.
-    overdue: ends this process, where the engine does not end a query. Raises ServiceError when it cannot
-    listen on `[warehouse] port`."""
+    principals: whose the keys of the log are. overdue: ends this process, where the engine does not end a query. Raises
+    ServiceError when it cannot listen on `[warehouse] port`."""
     make_keys(settings, WAREHOUSE)
     warehouse = settings.warehouse
     limits = QueryLimits(warehouse.query_seconds, warehouse.query_memory_mb << 20, warehouse.query_rows)
-    return Serving(QueryEndpoint(QueryRunner(opens, limits, overdue=overdue), warehouse_key(settings)), warehouse.port)
+    runner = QueryRunner(opens, limits, overdue=overdue)
+    return Serving(QueryEndpoint(runner, warehouse_key(settings), principals=principals), warehouse.port)

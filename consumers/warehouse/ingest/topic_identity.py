@@ -18,8 +18,8 @@ from millrace.consumers.warehouse.store.tables import LOG
 from millrace.infra.log.base import Bus, Place, Record
 from millrace.infra.log.topics import logical_name
 
-COMPACT_TOPIC = "workers"
-"""the one topic whose older records the log itself gives up"""
+COMPACT_TOPICS = frozenset({"principals", "workers"})
+"""topics whose older records the log itself gives up"""
 
 
 class Tip(NamedTuple):
@@ -62,6 +62,6 @@ def recreation_reason(bus: Bus, where: Where, position: int, tip: Tip | None) ->
         return ""
     (record,) = bus.fetch([Place(topic, part, tip.offset)])
     if record is None:
-        is_forgotten = logical_name(topic) == COMPACT_TOPIC or tip.offset < bus.starts(topic)[part]  # meanwhile
+        is_forgotten = logical_name(topic) in COMPACT_TOPICS or tip.offset < bus.starts(topic)[part]  # meanwhile
         return "" if is_forgotten else f"has no record at offset {tip.offset}, where a row came from"
     return "" if tip_of(record) == tip.digest else f"holds another record at offset {tip.offset} than a row came from"

@@ -12,7 +12,7 @@ from millrace.consumers.warehouse.store.columns import text
 from millrace.consumers.warehouse.store.tables import LOG, TABLES
 
 TTL = re.compile(r" TTL (.*?)(?: SETTINGS |$)")
-FOR_EVER = frozenset({"weights", "ledger", "decisions", "workers"})
+FOR_EVER = frozenset({"weights", "ledger", "decisions", "principals", "workers"})
 """tables of topics that the log itself keeps for ever"""
 
 

@@ -92,6 +92,7 @@ TABLES = (
     RecordTable("scores", "Evaluation", ("policy", "tasks", "off"), "what versions came to on held-out tasks"),
     RecordTable("dead_letters", "DeadLetter", ("stage", "reason", "off"), "what could not be processed, and why"),
     RecordTable("decisions", "Decision", ("name", "off"), "what was asked for or decided"),
+    RecordTable("principals", "Principal", ("id", "off"), "keys of clients, as far as the log still has them"),
     RecordTable("workers", "WorkerStatus", ("worker", "off"), "statuses of workers, as far as the log still has them"),
     RecordTable("turns", "Turn", ("stage", "slot", "number", "off"), "what each turn of a stage folded"),
     RecordTable("progress", "Progress", ("stage", "slot", "off"), "how far the time of seal's slots has come"),

@@ -23,8 +23,8 @@ from millrace.infra.log.topics import logical_name
 
 log = logging.getLogger(__name__)
 
-COMPACT_TOPICS = ("workers", "changelog.")
-"""beginnings of logical names of topics that forget by key: they hold a state, no history"""
+STATES = frozenset({"principals", "workers"})
+"""topics beside changelogs that forget by key: they hold a state, no history"""
 RAW_TOPIC = "raw"
 """what is captured before governance: it is gone when its hours are over"""
 
@@ -40,7 +40,7 @@ class ArchivedSegment(NamedTuple):
 def is_archived(topic: str, *, raw: bool) -> bool:
     """Whether a topic (full name) is one that is archived."""
     name = logical_name(topic)
-    return not name.startswith(COMPACT_TOPICS) and (raw or name != RAW_TOPIC)
+    return name not in STATES and not name.startswith("changelog.") and (raw or name != RAW_TOPIC)
 
 
 class Archiver:

@@ -17,6 +17,7 @@ from millrace.schemas.records import (
     Event,
     Grant,
     LedgerEntry,
+    Principal,
     Prompt,
     Resolution,
     Trajectory,
@@ -54,6 +55,7 @@ LEDGER = Kind[LedgerEntry]("ledger")
 SCORES = Kind[Evaluation]("scores")
 WORKERS = Kind[WorkerStatus]("workers")
 DECISIONS = Kind[Decision]("decisions")
+PRINCIPALS = Kind[Principal]("principals")
 TURNS = tuple(Kind[Turn](turns_of(role)) for role in stages_of(""))
 
 HOLDS: Mapping[str, tuple[str, ...]] = {
@@ -71,11 +73,12 @@ HOLDS: Mapping[str, tuple[str, ...]] = {
     SCORES: ("Evaluation",),
     WORKERS: ("WorkerStatus",),
     DECISIONS: ("Decision",),
+    PRINCIPALS: ("Principal",),
     **dict.fromkeys(TURNS, ("Turn",)),
 }
 """names of the records that each kind of topic holds"""
 
-SHARED_KINDS = frozenset({RAW, EVENTS, DEAD_LETTERS, WORKERS, DECISIONS})
+SHARED_KINDS = frozenset({RAW, EVENTS, DEAD_LETTERS, WORKERS, DECISIONS, PRINCIPALS})
 """kinds of which every policy of a namespace uses the same topic"""
 
 

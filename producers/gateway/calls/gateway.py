@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from millrace.dialects.errors import ApiError
 from millrace.dialects.rendering.base import Message, Renderer
+from millrace.infra.principals.watch import PrincipalWatch
 from millrace.producers.gateway.calls.fleet import Fleet
 from millrace.producers.gateway.calls.policies import Policies
 from millrace.producers.gateway.calls.served_policy import AwaitedPolicy, ServedPolicy
@@ -52,8 +53,9 @@ class CallInSession:
 
 class Gateway:
     """The parts, made elsewhere: see `millrace.producers.gateway.serve`. `fleet` and `renderer` are those of its own
-    policy, beside which it serves `others`; those of `awaited` are served once they `join`. Without a renderer and
-    without these it only keeps sessions, and `millrace.producers.gateway.upstreams` answers the calls."""
+    policy, beside which it serves `others`; those of `awaited` are served once they `join`. `principals` tells whose
+    the keys of the log are. Without a renderer and without these it only keeps sessions, and
+    `millrace.producers.gateway.upstreams` answers the calls."""
 
     def __init__(
         self,
@@ -64,9 +66,10 @@ class Gateway:
         renderer: Renderer | None,
         other_policies: Sequence[ServedPolicy] = (),
         awaited_policies: Sequence[AwaitedPolicy] = (),
+        principals: PrincipalWatch | None = None,
     ) -> None:
         self.options = options
-        self.callers = Callers(options, sessions)
+        self.callers = Callers(options, sessions, principals)
         self.sessions = sessions
         self.matching = SessionMatching(options, sessions)
         self.recorder = recorder

@@ -15,6 +15,7 @@ from millrace.producers.gateway.calls.fleet import EngineTarget
 from millrace.producers.gateway.calls.gateway import Gateway
 from millrace.producers.gateway.calls.policies import SERVED_STANDING
 from millrace.producers.gateway.episodes.service import Episodes
+from millrace.producers.gateway.http.callers import tenants_of
 from millrace.producers.gateway.http.handling import Handler, enter, json_of
 from millrace.producers.gateway.sessions.ownership import HOLDER_ONLY
 
@@ -48,16 +49,16 @@ class EpisodeRoutes:
         return json_of(await self.episodes.start(caller, body, f"{self.address}/v1", must_exist=must_exist))
 
     async def _sessions(self, request: Request) -> Response:
-        _, caller = enter(request, self.gateway.callers)
+        _, caller = enter(request, self.gateway.callers, "read")
         return json_of({"sessions": self.episodes.of_name(caller, request.query_params.get("name"))})
 
     async def _reward(self, request: Request) -> Response:
-        visit, caller = enter(request, self.gateway.callers)
+        visit, caller = enter(request, self.gateway.callers, "reward")
         session = self.episodes.find_for_reward(caller, request.path_params["id"], request.headers)
         return json_of(await self.episodes.reward(caller, session, await visit.body(request)))
 
     async def _feedback(self, request: Request) -> Response:
-        visit, caller = enter(request, self.gateway.callers)
+        visit, caller = enter(request, self.gateway.callers, "reward")
         return json_of(await self.episodes.feedback(caller, await visit.body(request)))
 
     async def _on_session(self, work: Work, request: Request) -> Response:
@@ -74,7 +75,7 @@ class EpisodeRoutes:
         policies = gateway.engines.standing()
         status = "capture down" if down is not None else _overall(policies)
         try:
-            _, caller = enter(request, gateway.callers)
+            _, caller = enter(request, gateway.callers, "read")
         except ApiError:
             return json_of({"status": status})  # a load balancer has no key; what is behind is not its business
         sessions, log = gateway.sessions, recorder.log
@@ -89,7 +90,8 @@ class EpisodeRoutes:
             "capture": "required" if recorder.is_required else "best-effort",
         }
         # What all tenants do together is for who runs the gateway, and for one that has it to itself.
-        if caller.takes_grants or len({*gateway.options.keys.values()} - {WORKERS}) <= 1:
+        tenants = tenants_of(gateway.options, gateway.callers.principals)
+        if caller.takes_grants or caller.runs or len(tenants - {WORKERS}) <= 1:
             state |= {
                 "sessions": len(sessions.live),
                 "unreadable": len(sessions.unreadable),

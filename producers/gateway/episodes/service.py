@@ -193,6 +193,7 @@ class Episodes:
         root = self.gateway.sessions.get(session.root)
         awaits = [SELF] if root is None else root.start["awaits"]
         barred_sources = caller.barred_sources(self.gateway.options.terms(session.policy).verifiers)
+        caller.check_judges(reward_in.source)
         check_source(reward_in.source, own_key=own_key, awaits=awaits, verifiers=barred_sources)
         id = reward_in.reward_id or new_id()
         kind, target = reward_in.target_kind, reward_in.target

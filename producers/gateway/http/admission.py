@@ -41,7 +41,7 @@ class Intake:
     def enter(self, caller: Caller) -> list[RequestLimit]:
         """One request more: what it counts for. Raises ApiError 429 where one of these has too many, and counts it for
         none of them."""
-        key_limits, now = self.options.limits.get(caller.key), time.monotonic()
+        key_limits, now = caller.limits or self.options.limits.get(caller.key), time.monotonic()
         limits = [RequestLimit("tenant", caller.tenant, self.options.max_in_flight, self.options.max_rate)]
         if key_limits is not None:
             limits.append(

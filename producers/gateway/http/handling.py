@@ -17,7 +17,7 @@ from millrace.dialects import all as dialects
 from millrace.dialects.errors import ApiError
 from millrace.infra.process.offload import run_aside
 from millrace.producers.gateway.http import azure_path
-from millrace.producers.gateway.http.callers import Caller, Callers
+from millrace.producers.gateway.http.callers import Act, Caller, Callers
 from millrace.producers.gateway.http.visit import Visit
 
 logger = logging.getLogger(__name__)
@@ -27,10 +27,12 @@ VISIT = "millrace.visit"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def enter(request: Request, callers: Callers) -> tuple[Visit, Caller]:
-    """The visit of a request, and who sends it. Raises ApiError."""
+def enter(request: Request, callers: Callers, act: Act = "call") -> tuple[Visit, Caller]:
+    """The visit of a request for this act, and who sends it. Raises ApiError."""
     visit: Visit = request.scope[VISIT]
-    return visit, visit.enter(callers.identify(request.headers))
+    caller = visit.enter(callers.identify(request.headers))
+    caller.check_may(act)
+    return visit, caller
 
 
 async def body_of(visit: Visit, request: Request) -> bytes:

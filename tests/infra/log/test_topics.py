@@ -47,7 +47,7 @@ def test_sizes_and_cleanup_of_a_deployment() -> None:
 
 def test_two_policies_share_no_stage_but_refine_and_seal() -> None:
     one, two = ({spec.name for spec in TopicSizes("dev", policy).specs()} for policy in ("one", "two"))
-    shared = {"raw", "events", "dead-letters", "workers", "decisions"}
+    shared = {"raw", "events", "dead-letters", "workers", "decisions", "principals"}
     shared |= {f"{kind}.{stage}" for kind in ("changelog", "turns") for stage in ("refine", "seal")}
     assert one & two == {f"dev.{name}" for name in shared}
     assert stages_of("one") == {"refine": "refine", "seal": "seal", "dispatch": "one.dispatch"}

@@ -3,6 +3,8 @@
 import base64
 import gzip
 import zlib
+from pathlib import Path
+from typing import Any
 
 import cramjam
 import pytest
@@ -13,6 +15,10 @@ from millrace.consumers.warehouse.endpoint.encoding import choose, pack
 from millrace.consumers.warehouse.endpoint.faults import QueryError, brief, of_engine
 from millrace.consumers.warehouse.endpoint.query import QueryLimits, engine_settings, no_rows, varint
 from millrace.consumers.warehouse.endpoint.request import LONGEST, AccessKey, check_caller, read_request
+from millrace.infra.config import Settings
+from millrace.infra.log.memory.bus import MemoryBus
+from millrace.infra.principals.book import ROLES, act_record, mac_of, new_key, pepper_name
+from millrace.infra.principals.watch import PrincipalWatch
 
 HERE = {"host": "127.0.0.1:8123"}
 UNPACK = {
@@ -231,3 +237,37 @@ def test_lengths_are_read_back(value: int) -> None:
 
 def test_an_empty_native_block_names_its_columns() -> None:
     assert no_rows("a\tUInt64\t\nname\tString\t") == b"\x02\x00\x01a\x06UInt64\x04name\x06String"
+
+
+READS = {"owner": True, "operator": False, "auditor": False, "reader": False}
+"""roles that read the warehouse, and whether one of a single tenant does"""
+
+
+@pytest.mark.parametrize("tenant", ["acme", "*"])
+@pytest.mark.parametrize("role", ROLES)
+def test_keys_of_the_log_read_by_role(role: str, tenant: str, tmp_path: Path) -> None:
+    settings = Settings.model_validate({"home": tmp_path, "gateway": {"pepper": "p" * 32}})
+    watch = PrincipalWatch(MemoryBus({"dev.principals": 1}), settings, "warehouse")
+    id, word = new_key()
+    proof = {"mac": mac_of("p" * 32, word), "pepper": pepper_name("p" * 32)}
+    grant: Any = {**act_record("grant", id, 0, "test"), "client": "c", "tenant": tenant, "roles": [role], **proof}
+    watch.book.fold(grant)
+    key = AccessKey("k", watch)
+    key.check(basic("millrace", "k"), {})
+    with pytest.raises(QueryError, match="brokers do not answer"):
+        key.check(basic("anybody", word), {})
+    watch.start()
+    assert watch.ready.wait(20)
+    try:
+        if role in READS and (READS[role] or tenant == "*"):
+            key.check(basic("anybody", word), {})
+        else:
+            with pytest.raises(QueryError, match="tenants apart" if role in READS else "roles of this key"):
+                key.check(basic("anybody", word), {})
+        with pytest.raises(QueryError, match="no such key"):
+            key.check(basic("anybody", new_key()[1]), {})
+        watch.book.fold(act_record("revoke", id, 1, "test"))
+        with pytest.raises(QueryError, match="was revoked"):
+            key.check(basic("anybody", word), {})
+    finally:
+        watch.close()

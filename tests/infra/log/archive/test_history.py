@@ -189,7 +189,7 @@ def test_claimed_bytes_outlive_their_store(folder: Path) -> None:
 def test_what_is_never_archived() -> None:
     assert not is_archived("n.raw", raw=False)
     assert is_archived("n.raw", raw=True)
-    assert not any(is_archived(f"n.{name}", raw=True) for name in ("workers", "changelog.seal"))
+    assert not any(is_archived(f"n.{name}", raw=True) for name in ("workers", "principals", "changelog.seal"))
     assert is_archived("n.p.trajectories", raw=False)
 
 
