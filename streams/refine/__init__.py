@@ -7,6 +7,7 @@ strings    every string of an event by its schema: texts and names
 documents  JSON text as a row of tokens
 leaves     what detectors read: one buffer, and which bytes of it belong to which string
 sweep      hits against leaves, in one pass
+forms      encoded text, decoded before detectors read it
 names      what takes the place of a name that holds a secret
 redact     what the detectors found, taken out; what must not be learned, withheld
 tenancy    what a tenant allows

@@ -19,6 +19,7 @@ from millrace.schemas import arrays, bounds
 from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
 from millrace.streams.refine import strings
 from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.forms.reading import VERSION, Reading
 from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
 from millrace.streams.refine.names import Replacements, is_plain
 from millrace.streams.refine.strings import Path, String
@@ -82,7 +83,7 @@ class Redactor:
         self._detectors = detectors
         self._names = names
         self._clean: set[str] = set()
-        self.version = "+".join(detector.version() for detector in detectors) or "none"
+        self.version = "+".join([*(detector.version() for detector in detectors), VERSION] if detectors else ["none"])
 
     def govern(self, parts: EventParts, also: Collection[str] = ()) -> GovernedEvent:
         """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
@@ -120,24 +121,25 @@ class Redactor:
         try:
             unread = ((number, name) for number, name in enumerate(originals) if name not in self._clean)
             buffer.add(String((number,), name, False) for number, name in unread if not is_plain(name))
-            spans_by_leaf = cuts((hit for hit in self._scan(buffer.text) if hit.blocks), buffer.leaves)
+            spans_by_leaf = cuts((hit for hit in self._scan(buffer) if hit.blocks), buffer.leaves)
         except (DetectorError, TooMuch):
             return [self._names.of(tenant, name) for name in originals]
         secret_names = {buffer.sources[buffer.leaves[number].source].value for number in spans_by_leaf}
         return [self._names.of(tenant, name) if name in secret_names else name for name in originals]
 
-    def _scan(self, text: bytes) -> list[Hit]:
-        if not text:
+    def _scan(self, buffer: Buffer) -> list[Hit]:
+        if not buffer.text:
             return []
-        hits = [hit for detector in self._detectors for hit in detector.scan(text)]
+        reading = Reading(buffer)
+        hits = [hit for detector in self._detectors for hit in detector.scan(reading.text)]
         if len(hits) > bounds.HITS:
             raise TooMuch("too_many_hits")
-        return sorted(hits)
+        return reading.hits(hits)
 
     def _govern(self, parts: EventParts, selection: Iterable[String], also: Collection[str]) -> GovernedEvent:
         buffer = Buffer()
         buffer.add(string for string in selection if string.text or not is_plain(str(string.value)))
-        hits = self._scan(buffer.text)
+        hits = self._scan(buffer)
         self._remember(buffer, hits)
         if not hits:
             return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
