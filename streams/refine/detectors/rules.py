@@ -339,6 +339,48 @@ RULES: tuple[DetectorRule, ...] = (
         values.is_seed_length,
         caseless=True,
     ),
+    # Without its name: by what it looks like, or by the words before it.
+    _rule(
+        "aws_secret",
+        r"(^|[^A-Za-z0-9/+=_.-])[A-Za-z0-9/+]{40}([^A-Za-z0-9/+=_-]|$)",
+        r"[^A-Za-z0-9/+=_.-]?(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=_-])",
+        values.is_random,
+        back=values.of_no_block,
+    ),
+    _rule(
+        "aws_session_token",
+        r"\b(FwoGZXIvYXdz|FQoGZXIvYXdz|IQoJb3JpZ2lu|AQoDYXdz)",
+        r"[A-Za-z0-9/+=]{60,4000}",
+    ),
+    _rule(
+        "secret",
+        r"(secret|token|credential|passphrase|password|passcode|"
+        r"(api|app|application|access|secret|private|account|signing|encryption|auth)[ _-]?key)"
+        r"( is| was|:|,| =>| ->)? [\"'`]?[A-Za-z0-9/+_=.~-]{20}",
+        r"[\w -]{3,20}?(?:\s(?:is|was|=>|->)|[:,])?\s[\"'`]?(?P<v>[A-Za-z0-9/+_=.~-]{20,4000})(?![A-Za-z0-9/+_=~-])",
+        values.is_random_or_hex,
+        caseless=True,
+    ),
+    # In the middle of a sentence no data stands.
+    _rule(
+        "secret",
+        r"[a-z] [A-Za-z0-9/+]{40}",
+        r"[a-z] (?P<v>[A-Za-z0-9/+_-]{40,4000}={0,2})(?=[ ,.;)])",
+        values.is_random,
+    ),
+    _rule(
+        "password",
+        r"\b(use|using|enter|type) [A-Za-z0-9]{1,16}[-_.!@#%^&*][A-Za-z0-9!@#%^&*]{6}",
+        r"[a-z]{3,5} (?P<v>[A-Za-z0-9!@#%^&*_.-]{10,64})",
+        values.is_made_up,
+        caseless=True,
+    ),
+    _rule(
+        "seed_phrase",
+        r"\b([a-z]{3,8} ){11}[a-z]{3,8}\b",
+        rf"(?:(?:{values.BIP39_WORDS}) ){{11,23}}(?:{values.BIP39_WORDS})\b",
+        values.is_seed,
+    ),
     # In groups as on the card. Not behind four hex digits and a dash: that is the inside of a UUID.
     _rule(
         "card",

@@ -97,6 +97,18 @@ FOUND = {
 }
 """kind -> a text that holds one"""
 
+BARE = {
+    "aws_secret": "Please use wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL for the deployment.",
+    "aws_secret of a list": '["a", "wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL"]',
+    "aws_session_token": f"Take IQoJb3JpZ2luX2VjE{'aB3x/K9q' * 20} today.",
+    "secret": f"the twilio auth token is {'0f1e2d3c4b5a6978' * 2}, he said",
+    "secret of an application": f"your Datadog app key: {'0f1e2d3c4b5a6978' * 2}ab01cd23",
+    "secret in a sentence": f"Please use {'aB3x/K9qZ7' * 12} for the deployment.",
+    "password": "Please use Tr0ub4dor-aB3dE9fG42 for the deployment.",
+    "seed_phrase": "Take legal winner thank year wave sausage worth useful legal winner thank yellow with you.",
+}
+"""kind -> a text that holds one without its name"""
+
 PASSWORDS = {
     "shell": "export DB_PASSWORD=Tr0ub4dor-and-3",
     "query": "mode=rw&password=Tr0ub4dor-and-3&x=1",
@@ -130,6 +142,16 @@ CLEAN = {
     "a hash of a transaction": f"tx 0x{'0123456789abcdef' * 4}",
     "a flag": "docker run -u 1000:1000 --user app:staff image",
     "machines that learn": "machine learning password reset",
+    "a commit": "the commit is 16c7e42f292c6912e7710c838347ae178b4a0f1e of main",
+    "a checksum": f"sha256 {'0f1e2d3c4b5a6978' * 4} of the file",
+    "a path of 40 letters": "Users/Shared/Projects/Main2024/Documents",
+    "a line of base64": "wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL\n" * 4,
+    "a public key": f"ssh-rsa AAAAB3NzaC1yc2E{'aB3x/K9q' * 40} joe@host",
+    "an address on a chain": "send it to 7xKXtg2CW87d97TXJSDpbD5jBkheTqA83TZRuJosgAsU today",
+    "a model": "Please use Qwen2.5-7B-Instruct-GPTQ for the deployment, or use Llama-3.1-8B-Instruct.",
+    "an id of a call": "use call_aB3dE9fG42hJ7kL1 and chatcmpl-B9MBs8CjcvOLX2n4n574q",
+    "words of the alphabet": "abandon ability able about above absent absorb abstract absurd abuse access accident",
+    "twelve plain words": "they were often seen walking along this quiet river during warm summer evenings",
     "six digits to sort": "6 4 1 9 2 7 sorted is 1 2 4 6 7 9",
 }
 
@@ -145,6 +167,12 @@ def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
 def test_our_rules_find(vectorscan, kind):
     text = FOUND[kind].encode()
     assert kind in {hit.kind for hit in vectorscan.scan(text) if hit.blocks}
+
+
+@pytest.mark.parametrize("what", BARE)
+def test_our_rules_find_without_a_name(vectorscan, what):
+    text = BARE[what].encode()
+    assert what.split()[0] in {hit.kind for hit in vectorscan.scan(text) if hit.blocks}
 
 
 @pytest.mark.parametrize("kind", LABELS)
