@@ -17,6 +17,8 @@ from millrace.streams.refine.detectors import values
 Verify = Callable[[bytes], bool]
 NEAR_BEFORE, NEAR_AFTER = 48, 24
 """bytes around a match in which `DetectorRule.near` is looked for"""
+RUN = r"[A-Za-z0-9/+]{40}"
+"""the trigger of rules for any run of base64: the engine only says whether there is one, since each has many ends"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +344,8 @@ RULES: tuple[DetectorRule, ...] = (
     # Without its name: by what it looks like, or by the words before it.
     _rule(
         "aws_secret",
-        r"(^|[^A-Za-z0-9/+=_.-])[A-Za-z0-9/+]{40}([^A-Za-z0-9/+=_-]|$)",
-        r"[^A-Za-z0-9/+=_.-]?(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=_-])",
+        RUN,
+        r"(?<![=_.-])(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=_-])",
         values.is_random,
         back=values.of_no_block,
     ),
@@ -364,8 +366,8 @@ RULES: tuple[DetectorRule, ...] = (
     # In the middle of a sentence no data stands.
     _rule(
         "secret",
-        r"[a-z] [A-Za-z0-9/+]{40}",
-        r"[a-z] (?P<v>[A-Za-z0-9/+_-]{40,4000}={0,2})(?=[ ,.;)])",
+        RUN,
+        r"(?<=[a-z] )(?P<v>[A-Za-z0-9/+_-]{40,4000}={0,2})(?=[ ,.;)])",
         values.is_random,
     ),
     _rule(

@@ -75,7 +75,7 @@ def is_random(value: bytes) -> bool:
     if len(value) < 20 or value.startswith(b"AAAA") or (len(value) in (43, 44) and not value.translate(None, _BASE58)):
         return False
     shape = value.translate(_CLASSES)
-    return all(kind in shape for kind in b"aA0") and _changes(value) >= 0.42 * len(value) and b"aaaaaaa" not in shape
+    return all(kind in shape for kind in b"aA0") and _changes(value) >= 0.42 * len(value) and b"a" * 10 not in shape
 
 
 def is_random_or_hex(value: bytes) -> bool:

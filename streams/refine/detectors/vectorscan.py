@@ -8,16 +8,21 @@ is returned is one more than that, and nobody may pass such a text."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from importlib.metadata import version
+from string import ascii_letters, digits
 
 import hyperscan
 
 from millrace.schemas import bounds
 from millrace.streams.refine.detectors.base import Detector, Hit
-from millrace.streams.refine.detectors.rules import RULES, DetectorRule
+from millrace.streams.refine.detectors.rules import RULES, RUN, DetectorRule
 
 CAP = 200
 """verified hits a rule and buffer"""
+
+_SHAPE = bytes(97 if chr(n) in f"{ascii_letters}{digits}/+" else 32 for n in range(256))
+_RUN = b"a" * 40
 
 
 class Vectorscan(Detector):
@@ -27,14 +32,13 @@ class Vectorscan(Detector):
 
     def __init__(self, rules: tuple[DetectorRule, ...] = RULES) -> None:
         self._rules = rules
+        self._of_runs = [number for number, rule in enumerate(rules) if rule.trigger == RUN.encode()]
         self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         self._database.compile(
             expressions=[rule.trigger for rule in rules],
             ids=list(range(len(rules))),
             elements=len(rules),
-            flags=[
-                hyperscan.HS_FLAG_SOM_LEFTMOST | (hyperscan.HS_FLAG_CASELESS if rule.caseless else 0) for rule in rules
-            ],
+            flags=[_flags(rule) for rule in rules],
         )
         text = repr(
             [
@@ -52,6 +56,8 @@ class Vectorscan(Detector):
         self._database.scan(
             text, match_event_handler=lambda rule, start, end, flags, context: starts.add((rule, start))
         )
+        if self._of_runs and (self._of_runs[0], 0) in starts:
+            starts.update((number, start) for start in _runs(text) for number in self._of_runs)
         hits: list[Hit] = []
         progress: dict[int, tuple[int, int]] = {}
         for number, start in sorted(starts):
@@ -74,3 +80,19 @@ class Vectorscan(Detector):
             if len(hits) > bounds.HITS:
                 break
         return sorted(hits)
+
+
+def _flags(rule: DetectorRule) -> int:
+    if rule.trigger == RUN.encode():
+        return int(hyperscan.HS_FLAG_SINGLEMATCH)
+    return int(hyperscan.HS_FLAG_SOM_LEFTMOST | (hyperscan.HS_FLAG_CASELESS if rule.caseless else 0))
+
+
+def _runs(text: bytes) -> Iterator[int]:
+    """Where the runs of 40 and more letters of base64 begin."""
+    shape = text.translate(_SHAPE)
+    at = shape.find(_RUN)
+    while at >= 0:
+        yield at
+        end = shape.find(b" ", at)
+        at = shape.find(_RUN, end) if end >= 0 else -1
