@@ -149,6 +149,11 @@ class Tenant(Section):
     remove: tuple[Literal["card", "email", "ipv4"], ...] = Field(
         default=(), description="kinds that are otherwise only labelled, and that are taken out here like secrets"
     )
+    identifiers: str = Field(
+        default="",
+        description="sealed file, from home on, of its subjects and their names, addresses and numbers, which are "
+        "taken out like secrets; `millrace registry` writes it; empty: none",
+    )
 
 
 class Governance(Section):

@@ -25,7 +25,7 @@ _LONG = b"a" * SHORTEST
 _FIRST = _LETTERS[2:4] + _LETTERS[8:32]
 _SECOND = "".join(letter for n, letter in enumerate(_LETTERS) if not n & 8)
 _THIRD = "".join(letter for n, letter in enumerate(_LETTERS) if not n & 2)
-_QUADS = re.compile(f"(?:[{_FIRST}][{_SECOND}][{_THIRD}][{_LETTERS}_-]){{3,}}".encode())
+_QUADS = re.compile(f"(?:[{_FIRST}][{_SECOND}][{_THIRD}][{_LETTERS}_-]){{2,}}".encode())
 _LONG_RUN = 256
 """letters of a run beyond which patterns take longer than to decode it"""
 _STRETCH = b"a" * 24
@@ -104,7 +104,7 @@ def _of_base64(text: bytes, run: bytes, lo: int, stretch: bytes) -> Iterator[Sub
         value = _base64(run[first:])
         shape = value.translate(_SHAPE)
         at = shape.find(stretch)
-        if at >= 0 and _is_text(value):
+        if _is_text(value):
             yield Substitution(lo + first, hi + len(tail) - len(tail.lstrip(b"=")), value)
             return
         last = at
