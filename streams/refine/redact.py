@@ -17,7 +17,7 @@ import orjson
 from millrace.infra.errors import DetectorError
 from millrace.schemas import arrays, bounds
 from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
-from millrace.streams.refine import strings
+from millrace.streams.refine import personal, strings
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.forms.reading import VERSION, Reading
 from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
@@ -81,6 +81,8 @@ class GovernedEvent:
     """of the tenant's registry, those that it mentions"""
     registry: str = ""
     """which state of the registry said so"""
+    personal: frozenset[str] = frozenset()
+    """fields that schemas in it mark as personal"""
 
 
 class Redactor:
@@ -92,21 +94,27 @@ class Redactor:
         self._clean: set[str] = set()
         self.version = "+".join([*(detector.version() for detector in detectors), VERSION] if detectors else ["none"])
 
-    def govern(self, parts: EventParts, also: Collection[str] = (), registry: Registry | None = None) -> GovernedEvent:
+    def govern(
+        self,
+        parts: EventParts,
+        also: Collection[str] = (),
+        registry: Registry | None = None,
+        fields: Collection[str] = (),
+    ) -> GovernedEvent:
         """Scan an event and take out what blocks, hits of the kinds in `also`, and what the registry of the tenant
-        knows. Raises UnreadNames."""
+        knows. `fields` are personal by what came before. Raises UnreadNames."""
         if not self._detectors and registry is None:
             return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
         clean = self._clean if registry is None else registry.clean_names
         try:
-            return self._govern(parts, parts.strings(clean), also, registry)
+            return self._govern(parts, parts.strings(clean), also, registry, fields)
         except DetectorError:
             failure = "detectors_failed"
         except TooMuch as error:
             failure = error.code
         try:
             names = [string for string in parts.strings(clean) if not string.text]
-            names_alone = self._govern(parts, names, also, registry)
+            names_alone = self._govern(parts, names, also, registry, ())
         except (DetectorError, TooMuch):
             raise UnreadNames from None
         body = None if names_alone.body is None else blank(parts.event["kind"], names_alone.body, failure)
@@ -147,10 +155,14 @@ class Redactor:
         selection: Iterable[String],
         also: Collection[str],
         registry: Registry | None,
+        fields: Collection[str],
     ) -> GovernedEvent:
         buffer = Buffer()
         buffer.add(string for string in selection if string.text or not is_plain(str(string.value)))
         hits, subjects = self._scan(buffer, registry)
+        marks = personal.fields_of(buffer)
+        if marks or fields:
+            hits = sorted([*hits, *personal.hits(buffer, marks.union(fields))])
         self._remember(buffer, hits, self._clean if registry is None else registry.clean_names)
         outcome = GovernedEvent(
             parts.event,
@@ -158,6 +170,7 @@ class Redactor:
             parts.headers,
             "none_needed",
             subjects=subjects,
+            personal=marks,
             registry="" if registry is None else registry.version,
         )
         if not hits:

@@ -90,7 +90,9 @@ class Refine(Stage):
             check_link(came)
             check_proof(record, came, self._reward_key)
             check_replay(came, body)
-            outcome = self._read(came, body, passed_on(record))
+            known = view.get(_key(came))
+            fields = known.get("personal", ()) if known is not None else ()
+            outcome = self._read(came, body, passed_on(record), fields)
             event = outcome.event
             former = view.get(_key(event))
             if former is not None and former["group"] != event["group"]:
@@ -105,19 +107,20 @@ class Refine(Stage):
             custody = chain.follow(custody, event, now)
             if event["kind"] == "security_label" and outcome.body is not None:
                 custody = {**custody, "labels": cast(SecurityLabels, outcome.body)}
+            custody = chain.mark(custody, outcome.personal)
         body_bytes, governance, custody = self._govern(outcome, body, custody)
         if is_chained:
             yield from self._keep(event, former, custody, now)
         yield from self._append(view, record, outcome, body_bytes, governance, now)
 
-    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> GovernedEvent:
+    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str], fields: Sequence[str]) -> GovernedEvent:
         """The event as detectors leave it. Raises Refusal for one that cannot even be kept without its text."""
         parts = EventParts(came, body, headers)
         redact, remove = self._tenancy.redacts(came["tenant"])
         if not redact:
             return GovernedEvent(came, body, headers, "none_needed")
         try:
-            outcome = self._redactor.govern(parts, remove, self._registry(came["tenant"]))
+            outcome = self._redactor.govern(parts, remove, self._registry(came["tenant"]), fields)
         except UnreadNames:
             raise Refusal("unread_names", "the detectors failed on the names of the event", came) from None
         if outcome.event["tenant"] != came["tenant"]:

@@ -17,6 +17,7 @@ import hyperscan
 from millrace.schemas import bounds
 from millrace.streams.refine.detectors.base import Detector, Hit
 from millrace.streams.refine.detectors.rules import RULES, RUN, DetectorRule
+from millrace.streams.refine.detectors.structure import FINDERS, MOST, Finder
 
 CAP = 200
 """verified hits a rule and buffer"""
@@ -34,17 +35,20 @@ class Vectorscan(Detector):
         self._rules = rules
         self._of_runs = [number for number, rule in enumerate(rules) if rule.trigger == RUN.encode()]
         self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        count = len(rules) + len(FINDERS)
+        caseless = hyperscan.HS_FLAG_SOM_LEFTMOST | hyperscan.HS_FLAG_CASELESS
         self._database.compile(
-            expressions=[rule.trigger for rule in rules],
-            ids=list(range(len(rules))),
-            elements=len(rules),
-            flags=[_flags(rule) for rule in rules],
+            expressions=[rule.trigger for rule in rules] + [finder.trigger for finder in FINDERS],
+            ids=list(range(count)),
+            elements=count,
+            flags=[_flags(rule) for rule in rules] + [caseless] * len(FINDERS),
         )
         text = repr(
             [
                 (r.kind, r.trigger, r.form.pattern, r.blocks, r.caseless, r.near and r.near.pattern, r.alone)
                 for r in rules
             ]
+            + [f.trigger for f in FINDERS]
         ).encode()
         self._version = f"vectorscan-{version('hyperscan')}-{hashlib.sha256(text).hexdigest()[:12]}"
 
@@ -60,7 +64,11 @@ class Vectorscan(Detector):
             starts.update((number, start) for start in _runs(text) for number in self._of_runs)
         hits: list[Hit] = []
         progress: dict[int, tuple[int, int]] = {}
+        labels = _Labels(text)
         for number, start in sorted(starts):
+            if number >= len(self._rules):
+                labels.add(FINDERS[number - len(self._rules)], start)
+                continue
             rule = self._rules[number]
             count, past = progress.get(number, (0, 0))
             if start < past:
@@ -79,7 +87,24 @@ class Vectorscan(Detector):
             hits.append(Hit(begin, end, rule.kind, name, blocks))
             if len(hits) > bounds.HITS:
                 break
-        return sorted(hits)
+        return sorted(hits + labels.hits) if labels.hits else sorted(hits)
+
+
+class _Labels:
+    """What structure says of a text: no value twice."""
+
+    def __init__(self, text: bytes) -> None:
+        self.hits: list[Hit] = []
+        self._text = text
+        self._values: set[tuple[int, int]] = set()
+
+    def add(self, finder: Finder, start: int) -> None:
+        for lo, hi, kind in finder.find(self._text, start):
+            if len(self.hits) >= MOST:
+                return
+            if (lo, hi) not in self._values:
+                self._values.add((lo, hi))
+                self.hits.append(Hit(lo, hi, kind, "structure", False))
 
 
 def _flags(rule: DetectorRule) -> int:
