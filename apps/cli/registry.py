@@ -22,7 +22,7 @@ def _place(settings: Settings, tenant: str) -> Path:
     rule = settings.governance.tenants.get(tenant)
     if rule is None or not rule.identifiers:
         raise ConfigError(
-            f"tenant {tenant} has no registry: under [governance.tenants.{tenant}] set identifiers to the name of a file, "
+            f"tenant {tenant} has no registry: under [governance.tenants.{tenant}] set identifiers to a file's name, "
             f'such as "{tenant}.registry"'
         )
     return settings.home / rule.identifiers
