@@ -29,18 +29,19 @@ def chains(buffer: Buffer) -> list[Chain]:
     out: list[Chain] = []
     tracks: dict[bytes | None, Chain] = {}
     source, key_end, name = -1, -1, b""
+    key_kind, string_kind, letters = LeafKind.KEY, LeafKind.STRING, _LETTERS
     has_neighbours = len(buffer.leaves) <= NEIGHBOURS
     for leaf in buffer.leaves:
         kind, start, end, origin, _, _ = leaf
-        if kind is LeafKind.KEY:
+        if kind is key_kind:
             name, key_end = text[start:end].rstrip(_DIGITS), end
             if name in MESSAGE_KEYS:
                 source = -1
-        elif kind is LeafKind.STRING and start < end:
+        elif kind is string_kind and start < end:
             if origin != source:
                 out += tracks.values()
                 tracks, source = {}, origin
-            goes_on, comes = text[end - 1] in _LETTERS, text[start] in _LETTERS
+            goes_on, comes = text[end - 1] in letters, text[start] in letters
             key = name if key_end + 3 == start else b""
             for track in (None, key) if has_neighbours else (key,):
                 chain = tracks.get(track)
