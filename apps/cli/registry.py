@@ -6,7 +6,7 @@ import csv
 import io
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,12 +28,12 @@ def _place(settings: Settings, tenant: str) -> Path:
     return settings.home / rule.identifiers
 
 
-def _subjects(path: Path, key: bytes) -> Any:
-    return entry("millrace.streams.refine.subjects.store:read")(path, key) if path.exists() else {}
+def _subjects(path: Path, key: bytes) -> dict[str, list[str]]:
+    return dict(entry("millrace.streams.refine.subjects.store:read")(path, key)) if path.exists() else {}
 
 
-def _key(settings: Settings) -> Any:
-    return entry("millrace.streams.refine.subjects.store:key_in")(settings.home)
+def _key(settings: Settings) -> bytes:
+    return bytes(entry("millrace.streams.refine.subjects.store:key_in")(settings.home))
 
 
 @registry.command("add")

@@ -3,8 +3,8 @@
     buffer | strings that go on in the next one, joined | both, decoded | that, decoded again
 
 Invariants: a hit in what was decoded becomes hits on the spans of the buffer that it was made of; what the buffer shows
-by itself counts once; no run is decoded more than ROUNDS times, so that what detectors are handed is bounded by a
-multiple of the buffer."""
+by itself counts once; only strings of one message are joined, in their order; no run is decoded more than ROUNDS times,
+so that what detectors are handed is bounded by a multiple of the buffer."""
 
 from __future__ import annotations
 
@@ -15,21 +15,33 @@ from operator import itemgetter
 
 from millrace.streams.refine.detectors.base import Hit
 from millrace.streams.refine.forms.decode import substitutions
-from millrace.streams.refine.forms.joins import chains
-from millrace.streams.refine.forms.view import Substitution, View
-from millrace.streams.refine.leaves import Buffer
+from millrace.streams.refine.forms.view import DecodedText, Substitution
+from millrace.streams.refine.leaves import Buffer, LeafKind
 
 ROUNDS = 2
 """levels of encoding inside each other"""
 VERSION = "forms-1"
 """changes with what is decoded and how"""
+REACH = 256
+"""bytes of a string at the end where another one goes on"""
+NEIGHBOURS = 512
+"""leaves of an event whose strings are joined whatever their keys are called: traffic has thousands of short ones"""
+MESSAGE_KEYS = frozenset({b"role", b"call_id", b"tool_call_id"})
+"""keys of a message of its own: what a request leaves out must not change how the rest is read"""
+SHORTEST = 16
+"""bytes of what several strings spell"""
+_WORD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+/=~-"
+_LETTERS = frozenset(_WORD)
+_DIGITS = b"0123456789"
+
+Chain = list[tuple[int, int]]
 
 
 class Reading:
     """A buffer with its decoded forms: `text` is what detectors read."""
 
     def __init__(self, buffer: Buffer) -> None:
-        view = View(buffer.text)
+        view = DecodedText(buffer.text)
         self._base = view.size
         for chain in chains(buffer):
             view.join(chain)
@@ -97,3 +109,49 @@ def _covers(hits: Iterable[Hit]) -> Callable[[Hit], bool]:
         return False
 
     return covers
+
+
+def chains(buffer: Buffer) -> list[Chain]:
+    """The spans of the buffer that belong together, two or more at a time."""
+    text = buffer.text
+    out: list[Chain] = []
+    tracks: dict[bytes | None, Chain] = {}
+    source, key_end, name = -1, -1, b""
+    key_kind, string_kind, letters = LeafKind.KEY, LeafKind.STRING, _LETTERS
+    has_neighbours = len(buffer.leaves) <= NEIGHBOURS
+    for leaf in buffer.leaves:
+        kind, start, end, origin, _, _ = leaf
+        if kind is key_kind:
+            name, key_end = text[start:end].rstrip(_DIGITS), end
+            if name in MESSAGE_KEYS:
+                source = -1
+        elif kind is string_kind and start < end:
+            if origin != source:
+                out += tracks.values()
+                tracks, source = {}, origin
+            goes_on, comes = text[end - 1] in letters, text[start] in letters
+            key = name if key_end + 3 == start else b""
+            for track in (None, key) if has_neighbours else (key,):
+                chain = tracks.get(track)
+                if chain is not None and comes:
+                    head = text[start : min(end, start + REACH)]
+                    beyond = start + len(head) - len(head.lstrip(_WORD))
+                    chain.append((start, beyond))
+                    if beyond == end:
+                        continue
+                if chain is not None:
+                    if len(chain) > 1:
+                        out.append(chain)
+                    del tracks[track]
+                if goes_on:
+                    tail = text[max(start, end - REACH) : end]
+                    tracks[track] = [(end - len(tail) + len(tail.rstrip(_WORD)), end)]
+    out += tracks.values()
+    return [chain for chain in out if _is_value(text, chain)]
+
+
+def _is_value(text: bytes, chain: Chain) -> bool:
+    if len(chain) < 2 or sum(hi - lo for lo, hi in chain) < SHORTEST:
+        return False
+    value = b"".join(text[lo:hi] for lo, hi in chain)
+    return 0 < len(value.translate(None, _DIGITS)) < len(value)

@@ -33,7 +33,7 @@ class _Piece(NamedTuple):
     literal: bool
 
 
-class View:
+class DecodedText:
     """A base text and its additions."""
 
     def __init__(self, base: bytes) -> None:

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.streams.refine.detectors.base import Hit
-from millrace.streams.refine.forms.decode import substitutions
-from millrace.streams.refine.forms.lookalikes import fold
+from millrace.streams.refine.forms.decode import fold, substitutions
 from millrace.streams.refine.forms.reading import Reading
-from millrace.streams.refine.forms.view import View
+from millrace.streams.refine.forms.view import DecodedText
 from millrace.streams.refine.leaves import Buffer
 from millrace.streams.refine.strings import String
 
@@ -151,7 +150,7 @@ def test_substitutions_ascend_and_never_grow(parts):
 @given(st.lists(st.one_of(st.text(), st.sampled_from([*FORMS.values(), "\\", '\\"', "%4", "\n\x00\n"]))), st.data())
 def test_a_span_of_a_view_comes_from_spans_that_cover_it(parts, data):
     base = "".join(parts).encode("utf-8", "replace")
-    view = View(base)
+    view = DecodedText(base)
     view.substitute(substitutions(base))
     text = view.text
     assert len(text) <= 3 * len(base) + 3
