@@ -30,6 +30,7 @@ from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.rule_cache import keep_rules
 from millrace.streams.refine.names import key_in
 from millrace.streams.refine.stage import Refine
+from millrace.streams.refine.subjects.store import registries_of
 from millrace.streams.seal.policy_terms import announce
 from millrace.streams.seal.stage import Seal
 
@@ -103,6 +104,7 @@ def refine_of(settings: Settings, detectors: GuardedDetectors, claims: ClaimStor
         owners={settings.policy.name: settings.policy.tenant} if settings.policy.tenant else {},
         name_key=key,
         reward_key=settings.reward.key.get_secret_value(),
+        registries=registries_of(settings.governance, settings.home),
     )
 
 

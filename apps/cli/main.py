@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "logs": (RUN, "logs:logs"),
     "topics": (RUN, "setup:topics"),
     "sweep": (RUN, "setup:sweep"),
+    "registry": (RUN, "registry:registry"),
     "mcp": (RUN, "intake:mcp"),
     "a2a": (RUN, "intake:a2a"),
     "policy": (RUN, "ask:policy"),

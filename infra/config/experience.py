@@ -146,8 +146,16 @@ class Tenant(Section):
     )
     residency: str = Field(default="", description="region its content must stay in")
     redact: bool = Field(default=True, description="whether secrets and personal data are looked for")
-    remove: tuple[Literal["card", "email", "ipv4"], ...] = Field(
+    remove: tuple[
+        Literal["address", "birth_date", "card", "email", "identity", "ipv4", "person", "personal", "telephone"],
+        ...,
+    ] = Field(
         default=(), description="kinds that are otherwise only labelled, and that are taken out here like secrets"
+    )
+    identifiers: str = Field(
+        default="",
+        description="sealed file, from home on, of its subjects and their names, addresses and numbers, which are "
+        "taken out like secrets; `millrace registry` writes it; empty: none",
     )
 
 

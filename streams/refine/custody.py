@@ -5,10 +5,12 @@ and the withheld lineages never go back; this module only computes, the stage st
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Collection
+from typing import NotRequired, TypedDict
 
 from millrace.schemas.chain import START
 from millrace.schemas.records import Event, ModelCall, SecurityLabels, Split
+from millrace.streams.refine.personal import MOST_FIELDS
 
 
 class Custody(TypedDict):
@@ -30,6 +32,8 @@ class Custody(TypedDict):
     """whether its end came"""
     seen: int
     """micros of its newest event"""
+    personal: NotRequired[list[str]]
+    """fields that schemas of its tools marked as personal, where there are any"""
 
 
 def begin(event: Event) -> Custody:
@@ -68,6 +72,13 @@ def taint(custody: Custody, event: str, call: ModelCall, came: ModelCall) -> Cus
     tokens = came["prompt_ids"]["data"] or came["output_ids"]["data"]
     additions = [event, call["lineage"]] if tokens else [event]  # no call keeps a token of a lineage that has none
     return {**custody, "withheld": [*lineages, *(name for name in additions if name not in lineages)]}
+
+
+def mark(custody: Custody, fields: Collection[str]) -> Custody:
+    """The state after schemas marked fields as personal."""
+    known = custody.get("personal", [])
+    additions = sorted(set(fields).difference(known))
+    return {**custody, "personal": [*known, *additions][:MOST_FIELDS]} if additions else custody
 
 
 def holds_withheld(custody: Custody, call: ModelCall) -> bool:

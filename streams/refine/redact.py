@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import orjson
@@ -17,15 +17,19 @@ import orjson
 from millrace.infra.errors import DetectorError
 from millrace.schemas import arrays, bounds
 from millrace.schemas.records import Body, Event, Finding, ModelCall, RedactionStatus
-from millrace.streams.refine import strings
+from millrace.streams.refine import personal, strings
 from millrace.streams.refine.detectors.base import Detector, Hit
+from millrace.streams.refine.forms.reading import VERSION, Reading
 from millrace.streams.refine.leaves import Buffer, LeafKind, TooMuch
 from millrace.streams.refine.names import Replacements, is_plain
 from millrace.streams.refine.strings import Path, String
+from millrace.streams.refine.subjects.registry import Registry
 from millrace.streams.refine.sweep import FoundSpan, cuts, places
 
 MOST_FINDINGS = 256
 """findings recorded an event; `counts` has them all"""
+SUBJECT = "subject"
+"""the kind of what a registry knows"""
 MOST_CLEAN = 65_536
 """names without any finding that are remembered"""
 
@@ -73,6 +77,12 @@ class GovernedEvent:
     """whether more than names was taken out"""
     counts: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    subjects: tuple[str, ...] = ()
+    """of the tenant's registry, those that it mentions"""
+    registry: str = ""
+    """which state of the registry said so"""
+    personal: frozenset[str] = frozenset()
+    """fields that schemas in it mark as personal"""
 
 
 class Redactor:
@@ -82,82 +92,105 @@ class Redactor:
         self._detectors = detectors
         self._names = names
         self._clean: set[str] = set()
-        self.version = "+".join(detector.version() for detector in detectors) or "none"
+        self.version = "+".join([*(detector.version() for detector in detectors), VERSION] if detectors else ["none"])
 
-    def govern(self, parts: EventParts, also: Collection[str] = ()) -> GovernedEvent:
-        """Scan an event and take out what blocks, and hits of the kinds in `also`. Raises UnreadNames."""
-        if not self._detectors:
+    def govern(
+        self,
+        parts: EventParts,
+        also: Collection[str] = (),
+        registry: Registry | None = None,
+        fields: Collection[str] = (),
+    ) -> GovernedEvent:
+        """Scan an event and take out what blocks, hits of the kinds in `also`, and what the registry of the tenant
+        knows. `fields` are personal by what came before. Raises UnreadNames."""
+        if not self._detectors and registry is None:
             return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
+        clean = self._clean if registry is None else registry.clean_names
         try:
-            return self._govern(parts, parts.strings(self._clean), also)
+            return self._govern(parts, parts.strings(clean), also, registry, fields)
         except DetectorError:
             failure = "detectors_failed"
         except TooMuch as error:
             failure = error.code
         try:
-            names = [string for string in parts.strings(self._clean) if not string.text]
-            names_alone = self._govern(parts, names, also)
+            names = [string for string in parts.strings(clean) if not string.text]
+            names_alone = self._govern(parts, names, also, registry, ())
         except (DetectorError, TooMuch):
             raise UnreadNames from None
         body = None if names_alone.body is None else blank(parts.event["kind"], names_alone.body, failure)
-        return GovernedEvent(
-            names_alone.event,
-            body,
-            names_alone.headers,
-            "failed",
-            failure,
-            True,
-            names_alone.counts,
-            names_alone.findings,
-        )
+        return replace(names_alone, body=body, redaction="failed", failure=failure, edits_text=True)
 
-    def names(self, tenant: str, originals: Sequence[str]) -> list[str]:
+    def names(self, tenant: str, originals: Sequence[str], registry: Registry | None = None) -> list[str]:
         """Names of something that is no event, each replaced if it holds what blocks. Without an answer of the
         detectors all are replaced."""
-        if not self._detectors:
+        if not self._detectors and registry is None:
             return list(originals)
+        clean = self._clean if registry is None else registry.clean_names
         buffer = Buffer()
         try:
-            unread = ((number, name) for number, name in enumerate(originals) if name not in self._clean)
+            unread = ((number, name) for number, name in enumerate(originals) if name not in clean)
             buffer.add(String((number,), name, False) for number, name in unread if not is_plain(name))
-            spans_by_leaf = cuts((hit for hit in self._scan(buffer.text) if hit.blocks), buffer.leaves)
+            hits, _ = self._scan(buffer, registry)
+            spans_by_leaf = cuts((hit for hit in hits if hit.blocks), buffer.leaves)
         except (DetectorError, TooMuch):
             return [self._names.of(tenant, name) for name in originals]
         secret_names = {buffer.sources[buffer.leaves[number].source].value for number in spans_by_leaf}
         return [self._names.of(tenant, name) if name in secret_names else name for name in originals]
 
-    def _scan(self, text: bytes) -> list[Hit]:
-        if not text:
-            return []
-        hits = [hit for detector in self._detectors for hit in detector.scan(text)]
+    def _scan(self, buffer: Buffer, registry: Registry | None) -> tuple[list[Hit], tuple[str, ...]]:
+        """The hits in a buffer, and the subjects that it mentions."""
+        if not buffer.text:
+            return [], ()
+        reading = Reading(buffer)
+        hits = [hit for detector in self._detectors for hit in detector.scan(reading.text)]
+        mentions = [] if registry is None else registry.mentions(reading.text)
+        hits += (Hit(mention.start, mention.end, SUBJECT, "registry", True) for mention in mentions)
         if len(hits) > bounds.HITS:
             raise TooMuch("too_many_hits")
-        return sorted(hits)
+        return reading.hits(hits), tuple(sorted({name for mention in mentions for name in mention.subjects}))
 
-    def _govern(self, parts: EventParts, selection: Iterable[String], also: Collection[str]) -> GovernedEvent:
+    def _govern(
+        self,
+        parts: EventParts,
+        selection: Iterable[String],
+        also: Collection[str],
+        registry: Registry | None,
+        fields: Collection[str],
+    ) -> GovernedEvent:
         buffer = Buffer()
         buffer.add(string for string in selection if string.text or not is_plain(str(string.value)))
-        hits = self._scan(buffer.text)
-        self._remember(buffer, hits)
+        hits, subjects = self._scan(buffer, registry)
+        marks = personal.fields_of(buffer)
+        if marks or fields:
+            hits = sorted([*hits, *personal.hits(buffer, marks.union(fields))])
+        self._remember(buffer, hits, self._clean if registry is None else registry.clean_names)
+        outcome = GovernedEvent(
+            parts.event,
+            parts.body,
+            parts.headers,
+            "none_needed",
+            subjects=subjects,
+            personal=marks,
+            registry="" if registry is None else registry.version,
+        )
         if not hits:
-            return GovernedEvent(parts.event, parts.body, parts.headers, "none_needed")
+            return outcome
         spans_by_leaf = cuts((hit for hit in hits if hit.blocks or hit.kind in also), buffer.leaves)
         counts, findings = dict(Counter(hit.kind for hit in hits)), _findings(hits, buffer, spans_by_leaf)
+        outcome = replace(outcome, counts=counts, findings=findings)
         if not spans_by_leaf:
-            return GovernedEvent(
-                parts.event, parts.body, parts.headers, "none_needed", counts=counts, findings=findings
-            )
+            return outcome
         values, edits_text = self._values(parts.event["tenant"], buffer, spans_by_leaf)
         event, body, headers = parts.with_values(values)
-        return GovernedEvent(event, body, headers, "applied", None, edits_text, counts, findings)
+        return replace(outcome, event=event, body=body, headers=headers, redaction="applied", edits_text=edits_text)
 
-    def _remember(self, buffer: Buffer, hits: Sequence[Hit]) -> None:
-        if len(self._clean) > MOST_CLEAN:
-            self._clean.clear()
+    def _remember(self, buffer: Buffer, hits: Sequence[Hit], clean: set[str]) -> None:
+        if len(clean) > MOST_CLEAN:
+            clean.clear()
         spans_by_leaf = cuts(hits, buffer.leaves) if hits else {}
         for number, leaf in enumerate(buffer.leaves):
             if leaf.kind is LeafKind.NAME and number not in spans_by_leaf:
-                self._clean.add(str(buffer.sources[leaf.source].value))
+                clean.add(str(buffer.sources[leaf.source].value))
 
     def _values(
         self, tenant: str, buffer: Buffer, spans_by_leaf: Mapping[int, Sequence[FoundSpan]]

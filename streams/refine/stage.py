@@ -29,6 +29,8 @@ from millrace.streams.refine import custody as chain
 from millrace.streams.refine.detectors.base import Detector
 from millrace.streams.refine.names import Replacements
 from millrace.streams.refine.redact import EventParts, GovernedEvent, Redactor, UnreadNames, blank, withheld
+from millrace.streams.refine.subjects.registry import Registry
+from millrace.streams.refine.subjects.store import Registries
 from millrace.streams.refine.tenancy import ContentUse, Tenancy
 from millrace.streams.refine.validate import (
     Refusal,
@@ -71,9 +73,11 @@ class Refine(Stage):
         owners: Mapping[str, str] | None = None,
         name_key: bytes = b"",
         reward_key: str = "",
+        registries: Registries | None = None,
     ) -> None:
         self._tenancy = Tenancy(rules, owners)
         self._redactor = Redactor(detectors, Replacements(name_key, slots))
+        self._registries = registries
         self._slots = slots
         self._reward_key = reward_key
         self._decode = Decoder(claims, max_bytes)
@@ -86,7 +90,9 @@ class Refine(Stage):
             check_link(came)
             check_proof(record, came, self._reward_key)
             check_replay(came, body)
-            outcome = self._read(came, body, passed_on(record))
+            known = view.get(_key(came))
+            fields = known.get("personal", ()) if known is not None else ()
+            outcome = self._read(came, body, passed_on(record), fields)
             event = outcome.event
             former = view.get(_key(event))
             if former is not None and former["group"] != event["group"]:
@@ -101,34 +107,40 @@ class Refine(Stage):
             custody = chain.follow(custody, event, now)
             if event["kind"] == "security_label" and outcome.body is not None:
                 custody = {**custody, "labels": cast(SecurityLabels, outcome.body)}
+            custody = chain.mark(custody, outcome.personal)
         body_bytes, governance, custody = self._govern(outcome, body, custody)
         if is_chained:
             yield from self._keep(event, former, custody, now)
         yield from self._append(view, record, outcome, body_bytes, governance, now)
 
-    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str]) -> GovernedEvent:
+    def _read(self, came: Event, body: Body | None, headers: Mapping[str, str], fields: Sequence[str]) -> GovernedEvent:
         """The event as detectors leave it. Raises Refusal for one that cannot even be kept without its text."""
         parts = EventParts(came, body, headers)
         redact, remove = self._tenancy.redacts(came["tenant"])
         if not redact:
             return GovernedEvent(came, body, headers, "none_needed")
         try:
-            outcome = self._redactor.govern(parts, remove)
+            outcome = self._redactor.govern(parts, remove, self._registry(came["tenant"]), fields)
         except UnreadNames:
             raise Refusal("unread_names", "the detectors failed on the names of the event", came) from None
         if outcome.event["tenant"] != came["tenant"]:
             raise Refusal("secret_tenant", "the name of the tenant holds a secret", came)
         return outcome
 
+    def _registry(self, tenant: str) -> Registry | None:
+        return None if self._registries is None else self._registries.of(self._tenancy.rule_of(tenant))
+
     def _letter(self, view: View, record: Record, refusal: Refusal, now: Micros) -> Emit:
         """The dead letter of a refused record, without what its names hold."""
         ids = {} if refusal.event is None else _ids(refusal.event)
         key = record.key.decode("utf-8", "replace")
         if ids and key == f"{ids['tenant']}/{ids['group']}":
-            clean = dict(zip(ids, self._redactor.names(ids["tenant"], list(ids.values())), strict=True))
+            registry = self._registry(ids["tenant"])
+            clean = dict(zip(ids, self._redactor.names(ids["tenant"], list(ids.values()), registry), strict=True))
             key = f"{clean['tenant']}/{clean['group']}"
         else:
-            key, *rest = self._redactor.names(ids.get("tenant", ""), [key, *ids.values()])
+            tenant = ids.get("tenant", "")
+            key, *rest = self._redactor.names(tenant, [key, *ids.values()], self._registry(tenant))
             clean = dict(zip(ids, rest, strict=True))
         return dead_letter(
             self.name,
@@ -203,7 +215,7 @@ class Refine(Stage):
             "reason": reason if reason and may_train else verdict.reason,
             "classification": verdict.classification,
             "redaction": outcome.redaction,
-            "redaction_version": self._redactor.version,
+            "redaction_version": "+".join(filter(None, (self._redactor.version, outcome.registry))),
             "policy_version": self._tenancy.version,
             "counts": outcome.counts,
             "findings": outcome.findings,

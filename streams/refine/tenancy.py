@@ -44,14 +44,18 @@ class Tenancy:
         rule = self._rule(tenant)
         return (True, ()) if rule is None else (rule.redact, rule.remove)
 
+    def rule_of(self, tenant: str) -> str:
+        """The name of the rule for a tenant, whether there is one or not."""
+        return tenant if tenant in self._rules.tenants else DEFAULT
+
     def _rule(self, tenant: str) -> Tenant | None:
-        return self._rules.tenants.get(tenant if tenant in self._rules.tenants else DEFAULT)
+        return self._rules.tenants.get(self.rule_of(tenant))
 
     def decide(self, tenant: str, policy: str, split: str, labels: SecurityLabels | None) -> ContentUse:
         """The verdict for an event of a tenant that one policy is to learn from; `labels` is the newest SecurityLabels
         of its trajectory."""
         label = labels["classification"] if labels else None
-        rule_name = tenant if tenant in self._rules.tenants else DEFAULT
+        rule_name = self.rule_of(tenant)
         rule = self._rule(tenant)
         if rule is None:
             return ContentUse("audit_only", "unknown_tenant", "restricted" if label is None else label, None)
@@ -85,8 +89,9 @@ def _version(rules: Governance, owners: Mapping[str, str]) -> str:
     like other rules."""
     content = rules.model_dump(mode="json", exclude={"name_key"})
     for tenant in content["tenants"].values():
-        if not tenant["remove"]:
-            del tenant["remove"]
+        for setting in ("remove", "identifiers"):
+            if not tenant[setting]:
+                del tenant[setting]
     if owners:
         content["owners"] = dict(sorted(owners.items()))
     return hashlib.sha256(orjson.dumps(content)).hexdigest()[:16]

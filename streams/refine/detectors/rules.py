@@ -17,6 +17,8 @@ from millrace.streams.refine.detectors import values
 Verify = Callable[[bytes], bool]
 NEAR_BEFORE, NEAR_AFTER = 48, 24
 """bytes around a match in which `DetectorRule.near` is looked for"""
+RUN = r"[A-Za-z0-9/+]{40}"
+"""the trigger of rules for any run of base64: the engine only says whether there is one, since each has many ends"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +340,48 @@ RULES: tuple[DetectorRule, ...] = (
         r"(?P<v>(?:[a-z]{3,8}[ ,]{1,2}){11,23}[a-z]{3,8})(?![a-z]|[ ,]+[a-z]{3,8}\b)",
         values.is_seed_length,
         caseless=True,
+    ),
+    # Without its name: by what it looks like, or by the words before it.
+    _rule(
+        "aws_secret",
+        RUN,
+        r"(?<![=_.-])(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=_-])",
+        values.is_random,
+        back=values.of_no_block,
+    ),
+    _rule(
+        "aws_session_token",
+        r"\b(FwoGZXIvYXdz|FQoGZXIvYXdz|IQoJb3JpZ2lu|AQoDYXdz)",
+        r"[A-Za-z0-9/+=]{60,4000}",
+    ),
+    _rule(
+        "secret",
+        r"(secret|token|credential|passphrase|password|passcode|"
+        r"(api|app|application|access|secret|private|account|signing|encryption|auth)[ _-]?key)"
+        r"( is| was|:|,| =>| ->)? [\"'`]?[A-Za-z0-9/+_=.~-]{20}",
+        r"[\w -]{3,20}?(?:\s(?:is|was|=>|->)|[:,])?\s[\"'`]?(?P<v>[A-Za-z0-9/+_=.~-]{20,4000})(?![A-Za-z0-9/+_=~-])",
+        values.is_random_or_hex,
+        caseless=True,
+    ),
+    # In the middle of a sentence no data stands.
+    _rule(
+        "secret",
+        RUN,
+        r"(?<=[a-z] )(?P<v>[A-Za-z0-9/+_-]{40,4000}={0,2})(?=[ ,.;)])",
+        values.is_random,
+    ),
+    _rule(
+        "password",
+        r"\b(use|using|enter|type) [A-Za-z0-9]{1,16}[-_.!@#%^&*][A-Za-z0-9!@#%^&*]{6}",
+        r"[a-z]{3,5} (?P<v>[A-Za-z0-9!@#%^&*_.-]{10,64})",
+        values.is_made_up,
+        caseless=True,
+    ),
+    _rule(
+        "seed_phrase",
+        r"\b([a-z]{3,8} ){11}[a-z]{3,8}\b",
+        rf"(?:(?:{values.BIP39_WORDS}) ){{11,23}}(?:{values.BIP39_WORDS})\b",
+        values.is_seed,
     ),
     # In groups as on the card. Not behind four hex digits and a dash: that is the inside of a UUID.
     _rule(

@@ -6,7 +6,11 @@ import base64
 import binascii
 import hashlib
 import re
+from itertools import pairwise
+from string import ascii_lowercase, ascii_uppercase, digits
 from urllib.parse import unquote_to_bytes
+
+from mnemonic import Mnemonic
 
 _BASE58 = b"123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _WORDS = re.compile(
@@ -14,6 +18,14 @@ _WORDS = re.compile(
 )
 """what stands beside the name of a secret and is none: algorithms, addresses, paths, versions, placeholders"""
 _KEY_CHARS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=\r\n\\\"' >|,*#\t")
+_CLASSES = bytes(
+    97 if chr(n) in ascii_lowercase else 65 if chr(n) in ascii_uppercase else 48 if chr(n) in digits else n
+    for n in range(256)
+)
+_LINE_END = re.compile(rb"[A-Za-z0-9+/]{40}[\s\"'\\n+]*\Z")
+_LINE_BEGIN = re.compile(rb"[\s\"'\\n+]+[A-Za-z0-9+/]{40}")
+_BIP39 = Mnemonic("english")
+BIP39_WORDS = "|".join(_BIP39.wordlist)
 TAIL = 16_384
 """bytes before the end line of a key in which its lines are looked for"""
 
@@ -53,6 +65,50 @@ def is_drawn(value: bytes) -> bool:
     if not digit or not (lower or upper):
         return False
     return lower + upper + digit + symbol >= 3 or re.fullmatch(rb"[0-9a-f]{16,}|[a-z0-9]{20,}", value) is not None
+
+
+def is_random(value: bytes) -> bool:
+    """Whether a run of 20 and more looks drawn letter by letter: capitals, small letters and digits change places at
+    two of five steps (by chance it is three of five, in names and paths one of ten). Addresses of Solana and public
+    keys of SSH look so too, and are none."""
+    value = value.rstrip(b"=")
+    if len(value) < 20 or value.startswith(b"AAAA") or (len(value) in (43, 44) and not value.translate(None, _BASE58)):
+        return False
+    shape = value.translate(_CLASSES)
+    return all(kind in shape for kind in b"aA0") and _changes(value) >= 0.42 * len(value) and b"a" * 10 not in shape
+
+
+def is_random_or_hex(value: bytes) -> bool:
+    """The same, or 32 and more digits of hexadecimal."""
+    return is_random(value) or (re.fullmatch(rb"[0-9a-f]{32,128}", value) is not None and len(set(value)) > 7)
+
+
+def is_made_up(value: bytes) -> bool:
+    """Whether a word of a sentence is a password: with a sign in it and a part that looks drawn, and no name of a
+    model, a version or an id."""
+    parts = re.split(rb"[^A-Za-z0-9]+", value.rstrip(b".,;:"))
+    if len(parts) < 2 or re.match(rb"[a-z]{2,12}[_-][A-Za-z0-9_-]+\Z", value):
+        return False
+    return any(len(part) >= 8 and _changes(part) >= 4 and is_drawn(part) for part in parts)
+
+
+def _changes(value: bytes) -> int:
+    return sum(a != b for a, b in pairwise(value.translate(_CLASSES)))
+
+
+def of_no_block(text: bytes, start: int) -> int | None:
+    """`start`, unless 40 letters of base64 there are a line of several."""
+    before, after = text[max(0, start - 80) : start], text[start + 40 : start + 100]
+    is_line = _LINE_END.search(before) or _LINE_BEGIN.match(after)
+    return None if is_line else start
+
+
+def is_seed(words: bytes) -> bool:
+    """Whether 12 to 24 words of BIP 39 are a phrase: with its checksum, or in no order of the alphabet."""
+    phrase = words.decode().split()
+    if len(phrase) not in (12, 15, 18, 21, 24):
+        return False
+    return _BIP39.check(" ".join(phrase)) or phrase != sorted(phrase)
 
 
 def has_drawn_value(pairs: bytes) -> bool:

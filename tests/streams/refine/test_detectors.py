@@ -7,10 +7,14 @@ import os
 import signal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.infra.errors import DetectorError
 from millrace.producers.gateway.sessions.ownership import Hints
 from millrace.producers.gateway.sessions.sessions import Sessions
+from millrace.streams.refine import personal
+from millrace.streams.refine.detectors import structure
 from millrace.streams.refine.detectors.base import Hit
 from millrace.streams.refine.detectors.guard import GuardedDetectors
 from millrace.streams.refine.detectors.kingfisher import Kingfisher
@@ -97,6 +101,18 @@ FOUND = {
 }
 """kind -> a text that holds one"""
 
+BARE = {
+    "aws_secret": "Please use wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL for the deployment.",
+    "aws_secret of a list": '["a", "wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL"]',
+    "aws_session_token": f"Take IQoJb3JpZ2luX2VjE{'aB3x/K9q' * 20} today.",
+    "secret": f"the twilio auth token is {'0f1e2d3c4b5a6978' * 2}, he said",
+    "secret of an application": f"your Datadog app key: {'0f1e2d3c4b5a6978' * 2}ab01cd23",
+    "secret in a sentence": f"Please use {'aB3x/K9qZ7' * 12} for the deployment.",
+    "password": "Please use Tr0ub4dor-aB3dE9fG42 for the deployment.",
+    "seed_phrase": "Take legal winner thank year wave sausage worth useful legal winner thank yellow with you.",
+}
+"""kind -> a text that holds one without its name"""
+
 PASSWORDS = {
     "shell": "export DB_PASSWORD=Tr0ub4dor-and-3",
     "query": "mode=rw&password=Tr0ub4dor-and-3&x=1",
@@ -130,8 +146,58 @@ CLEAN = {
     "a hash of a transaction": f"tx 0x{'0123456789abcdef' * 4}",
     "a flag": "docker run -u 1000:1000 --user app:staff image",
     "machines that learn": "machine learning password reset",
+    "a commit": "the commit is 16c7e42f292c6912e7710c838347ae178b4a0f1e of main",
+    "a checksum": f"sha256 {'0f1e2d3c4b5a6978' * 4} of the file",
+    "a path of 40 letters": "Users/Shared/Projects/Main2024/Documents",
+    "a line of base64": "wJalrXUtnFEMI/K7MDENG9bPxRfiCYzX3p8Qv5tL\n" * 4,
+    "a public key": f"ssh-rsa AAAAB3NzaC1yc2E{'aB3x/K9q' * 40} joe@host",
+    "an address on a chain": "send it to 7xKXtg2CW87d97TXJSDpbD5jBkheTqA83TZRuJosgAsU today",
+    "a model": "Please use Qwen2.5-7B-Instruct-GPTQ for the deployment, or use Llama-3.1-8B-Instruct.",
+    "an id of a call": "use call_aB3dE9fG42hJ7kL1 and chatcmpl-B9MBs8CjcvOLX2n4n574q",
+    "words of the alphabet": "abandon ability able about above absent absorb abstract absurd abuse access accident",
+    "twelve plain words": "they were often seen walking along this quiet river during warm summer evenings",
     "six digits to sort": "6 4 1 9 2 7 sorted is 1 2 4 6 7 9",
 }
+
+STRUCTURE = {
+    "json": ('{"full_name": "Ana L\u00f3pez", "x": 1}', ["person Ana L\u00f3pez"]),
+    "a weak key": ('"name": "Ana L\u00f3pez"', ["person Ana L\u00f3pez"]),
+    "a weak key in another script": ("name: \u5f20\u4f1f", ["person \u5f20\u4f1f"]),
+    "camel case": ('"shipTo": "Ana"', ["person Ana"]),
+    "an address": ("ship_to: 12 Main Street, Springfield\nx: 1", ["address 12 Main Street, Springfield"]),
+    "yaml": ("dob: 1980-02-03  # of birth\nphone: 030 901820", ["birth_date 1980-02-03", "telephone 030 901820"]),
+    "mail": ("From: Ana L\u00f3pez <a>\nTo: Bo Stone <b>", ["person Ana L\u00f3pez", "person Bo Stone"]),
+    "log": ("INFO login user=ana.lopez ip=1", ["person ana.lopez"]),
+    "form": ("**Name:** Ana L\u00f3pez\nPassport No: X1234567", ["person Ana L\u00f3pez", "identity X1234567"]),
+    "sql": (
+        "INSERT INTO users (id, name, dob) VALUES (1, 'Ana', '1980-02-03'), (2, 'Bo O''Neil', NULL);",
+        ["person Ana", "birth_date 1980-02-03", "person Bo O''Neil"],
+    ),
+    "csv": (
+        'id,name,email,phone\n1,Ana,a@x,555-123-4567\n2,"Stone, Bo",b@x,\nthe end',
+        ["person Ana", "telephone 555-123-4567", "person Stone, Bo"],
+    ),
+    "a table": ("| Name | Address |\n|---|---|\n| Ana | 12 Main St |\n", ["person Ana", "address 12 Main St"]),
+    "code": ("def f(name=None, user=self.user, address='x', phone: str = ''): return name", []),
+    "a tool": ('{"name": "get_weather", "type": "function", "address": "https://example.com/12 a"}', []),
+    "an address on a chain": ("address: 0xdeadbeef00", []),
+}
+"""text -> what its structure says"""
+
+
+@pytest.mark.parametrize("what", STRUCTURE)
+def test_structure_says_what_a_value_is_and_labels_it(vectorscan, what):
+    text, expected = STRUCTURE[what]
+    data = text.encode()
+    hits = [hit for hit in vectorscan.scan(data) if hit.detector == "structure"]
+    assert [f"{hit.kind} {data[hit.start : hit.end].decode()}" for hit in hits] == expected
+    assert not any(hit.blocks for hit in hits)
+
+
+@given(st.lists(st.one_of(st.text(), st.sampled_from([text for text, _ in STRUCTURE.values()]))))
+def test_structure_of_any_text_lies_in_it(vectorscan, parts):
+    data = "\n".join(parts).encode("utf-8", "replace")
+    assert all(0 <= hit.start < hit.end <= len(data) for hit in vectorscan.scan(data))
 
 
 def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
@@ -145,6 +211,12 @@ def test_our_rules_find_the_keys_that_the_gateway_makes(vectorscan, tmp_path):
 def test_our_rules_find(vectorscan, kind):
     text = FOUND[kind].encode()
     assert kind in {hit.kind for hit in vectorscan.scan(text) if hit.blocks}
+
+
+@pytest.mark.parametrize("what", BARE)
+def test_our_rules_find_without_a_name(vectorscan, what):
+    text = BARE[what].encode()
+    assert what.split()[0] in {hit.kind for hit in vectorscan.scan(text) if hit.blocks}
 
 
 @pytest.mark.parametrize("kind", LABELS)
@@ -207,7 +279,8 @@ def test_settings_know_every_kind_that_is_labelled_only():
     from millrace.streams.refine.detectors.rules import RULES
 
     known = get_args(get_args(Tenant.model_fields["remove"].annotation)[0])
-    assert set(known) == {rule.kind for rule in RULES if not rule.blocks or rule.alone}
+    labels = {rule.kind for rule in RULES if not rule.blocks or rule.alone}
+    assert set(known) == labels | set(structure.KINDS) | {personal.KIND}
 
 
 def test_the_whole_key_is_taken_not_its_first_line(vectorscan):
