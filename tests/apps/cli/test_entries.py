@@ -63,6 +63,9 @@ CALLS = {
     "millrace.consumers.replay.rebuild.command:run": ["settings", ["events"], Path()],
     "millrace.consumers.tell.command:lineage": ["settings", "id"],
     "millrace.consumers.tell.command:show": ["settings", "id"],
+    "millrace.streams.refine.subjects.store:key_in": [Path()],
+    "millrace.streams.refine.subjects.store:read": [Path(), b"key"],
+    "millrace.streams.refine.subjects.store:write": [Path(), b"key", {}],
     **{role.entry: ["settings"] for role in ROLES},
 }
 FLAGS = {
