@@ -31,7 +31,7 @@ PYTEST := $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --dura
 unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: help setup test unit check format demo demo-short proofs chaos histories fuzz audit-changes conformance architectures bench gpu lock
+.PHONY: help setup test unit check format demo demo-short proofs chaos histories fuzz audit-changes conformance engines architectures bench gpu lock
 .PHONY: clean anew
 
 help: ## show this
@@ -94,7 +94,7 @@ demo: setup ## the main job: train a tiny model through the whole loop, with kil
 demo-short: setup ## ten versions and one kill
 	$(BIN)/millrace demo --short
 
-proofs: histories fuzz audit-changes conformance chaos ## the long forms of all that `make test` runs in a short one; hours
+proofs: histories fuzz audit-changes conformance engines chaos ## the long forms of all that `make test` runs in a short one; hours
 
 chaos: setup ## every kill point, random kills, zombies, joins and leaves, frozen machines, power cuts, full disks; audits
 	$(BIN)/python -m tests.chaos.elements
@@ -111,6 +111,9 @@ audit-changes: setup ## alter any field of any record of whole histories, count 
 
 conformance: setup ## every sibling of every seam against its one suite, every case of every trainer backend
 	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance
+
+engines: setup $(SGLANG_STAMP) ## a reload killed at every point, a fleet under every fault, on real vLLM and SGLang
+	MILLRACE_ENGINES=all $(BIN)/pytest $(addprefix tests/,consumers/reloader/test_process.py consumers/reloader/test_process_broadcast.py producers/gateway/calls/test_real_fleet.py)
 
 architectures: setup ## every architecture of transformers, each way of training: docs/architectures.md anew
 	$(BIN)/python -m benchmarks.architectures

@@ -25,6 +25,8 @@ from millrace.infra.engines.vllm.launch import Vllm
 from millrace.infra.process.net import LOCALHOST, free_ports
 
 START_S = 300
+EVERY_POINT = os.environ.get("MILLRACE_ENGINES") == "all"
+"""whether real engines meet every fault that the light one meets"""
 KERNELS = Path(__file__).parent / "sglang_cpu"
 """what stands in for SGLang's kernels for CPUs, which no registry has"""
 
