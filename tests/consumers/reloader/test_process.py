@@ -146,7 +146,8 @@ async def test_killed_at_every_point_the_next_start_finishes(
             reloader.terminate()
             assert reloader.wait(120) == 0
     await engine.close()
-    assert len(crowd.swapped) > len(points) // 2, "requests were under way in most swaps"
+    met = {span.label for reply in crowd.swapped for span in reply.spans[1:]}
+    assert len(met) > len(points) // 2, "requests were under way in most swaps"
     for reply in crowd.replies:
         assert (len(reply.token_ids), reply.finish_reason) == (LENGTH, "length")
         check_versions(reply, PROMPT, near, EXACT)
