@@ -1,5 +1,4 @@
-"""Real engine processes die and freeze under 32 clients, 64 with `MILLRACE_ENGINES=all`: every reply comes whole, once,
-and rightly labelled."""
+"""Real engine processes die and freeze under 64 clients: every reply comes whole, once, and rightly labelled."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from millrace.infra.engines.base import Engine
 from millrace.infra.engines.kinds import open_engine
 from millrace.schemas.arrays import unpack
 from tests.producers.gateway.calls.whole_replies import ask, check_replies
-from tests.support.engines import EVERY_POINT, LightEngine, control_of
+from tests.support.engines import LightEngine, control_of
 from tests.support.gateway_world import world
 from tests.support.tiny_model import write_model
 
 pytestmark = pytest.mark.slow
-CLIENTS = 64 if EVERY_POINT else 32
+CLIENTS = 64
 LENGTH = 500
 VERSIONS = (3, 4)
 
