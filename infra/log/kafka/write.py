@@ -32,6 +32,8 @@ END_S, END_WITHIN_S = 0.002, 5.0
 """between two questions whether a transaction is ended, which takes a broker a few milliseconds; and until it is not"""
 LEAVE_S = 5.0
 """how long a publisher that is closed waits for answers that nobody waited for"""
+REASON_S = 2.0
+"""how long a client that is over has to say why"""
 GAPLESS = {
     # Left to itself the client drops a record that timed out or was refused, and goes on with those behind it. The
     # guarantee covers refusals; records that time out are exempt from it, so that none may.
@@ -94,6 +96,8 @@ class KafkaPublisher(Publisher):
         self._failed: BusError | None = None
         self._known: set[str] = set()
         self._closed = threading.Event()
+        self._over = threading.Event()
+        """the client told why it writes no more"""
         self._handing = threading.Lock()
         self._begin()
         self._thread = threading.Thread(target=self._serve, name="kafka-publisher", daemon=True)
@@ -128,6 +132,7 @@ class KafkaPublisher(Publisher):
             except KafkaException as error:  # fatal: nothing more is written, and every record is answered so
                 log.warning("a publisher is over: %s", error.args[0].str())
                 self._failed = self._failed or bus_error(error.args[0], "writing")
+                self._over.set()
 
     def publish(self, out: Outgoing) -> Future[Place]:
         future: Future[Place] = Future()
@@ -144,7 +149,11 @@ class KafkaPublisher(Publisher):
             with self._handing:
                 _hand_over(self._producer, self._known, out, on_answer)
         except KafkaException as error:
-            future.set_exception(self._note_failure(bus_error(error.args[0], f"writing to {out.topic}")))
+            # A client that is over says only that; why, whoever polls it learns.
+            if error.args[0].code() == KafkaError._FATAL and self._over.wait(REASON_S) and self._failed is not None:
+                future.set_exception(self._failed)
+            else:
+                future.set_exception(self._note_failure(bus_error(error.args[0], f"writing to {out.topic}")))
         except BusError as error:
             future.set_exception(self._note_failure(error))
         return future

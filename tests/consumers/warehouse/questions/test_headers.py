@@ -38,7 +38,7 @@ def test_a_file_without_a_sentence_is_refused(text: str) -> None:
 
 def test_every_view_of_the_issue_is_there() -> None:
     wanted = "trajectories steps model_calls tool_calls rewards samples versions trained groups evaluations"
-    wanted += " dead_letters costs staleness waits"
+    wanted += " dead_letters costs staleness waits principals"
     assert {view.name for view in views.views()} == set(wanted.split())
 
 
