@@ -32,7 +32,7 @@ from tests.support.joined import environment_of, spawn
 from tests.support.recorded import recorded_calls
 from tests.support.tiny_model import write_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(1500)]
 NAMESPACE = "real-fleet"
 CLIENTS = 64 if EVERY_POINT else 16
 LENGTH = 900
@@ -47,7 +47,7 @@ FAULTS = [
 ][slice(None) if EVERY_POINT else slice(1, 3)]
 """which engine it meets, what, and which of its processes; the one that dies last need not come back"""
 SIZES = {"ENGINE__MAX_MODEL_LEN": "1000", "ENGINE__MAX_NUM_SEQS": str(CLIENTS), "ENGINE__KV_CACHE_MB": "256"}
-START_S = 300
+START_S = 600
 
 
 @dataclass
