@@ -113,7 +113,7 @@ conformance: setup ## every sibling of every seam against its one suite, every c
 	MILLRACE_CONFORMANCE=all $(BIN)/pytest -k conformance
 
 engines: setup $(SGLANG_STAMP) ## a reload killed at every point, a fleet under every fault, on real vLLM and SGLang
-	MILLRACE_ENGINES=all $(BIN)/pytest $(addprefix tests/,$(addprefix consumers/reloader/test_,process.py process_broadcast.py interruption.py) producers/gateway/calls)
+	MILLRACE_ENGINES=all $(BIN)/pytest $(addprefix tests/,$(addprefix consumers/reloader/test_,process.py process_broadcast.py interruption.py adapters.py) producers/gateway/calls)
 
 architectures: setup ## every architecture of transformers, each way of training: docs/architectures.md anew
 	$(BIN)/python -m benchmarks.architectures

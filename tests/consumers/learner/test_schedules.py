@@ -65,7 +65,7 @@ BLOWS = st.lists(
 
 
 @given(blows=BLOWS, late=st.sets(st.integers(1, 6)))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.slow
 def test_any_schedule_gives_the_ledger_of_none(
     whole: list[tuple[int, int, int, str]], blows: list[tuple[str, int, str]], late: set[int]

@@ -1,4 +1,5 @@
-"""Real engine processes die and freeze under 64 clients: every reply comes whole, once, and rightly labelled."""
+"""Real engine processes die and freeze under 64 clients: every reply comes whole, once, and rightly labelled. For `make
+engines`: in `make test` the fleet of vLLM and SGLang stands for it."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from millrace.infra.engines.base import Engine
 from millrace.infra.engines.kinds import open_engine
 from millrace.schemas.arrays import unpack
 from tests.producers.gateway.calls.whole_replies import ask, check_replies
-from tests.support.engines import LightEngine, control_of
+from tests.support.engines import EVERY_POINT, LightEngine, control_of
 from tests.support.gateway_world import world
 from tests.support.tiny_model import write_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not EVERY_POINT, reason="with MILLRACE_ENGINES=all")]
 CLIENTS = 64
 LENGTH = 500
 VERSIONS = (3, 4)
