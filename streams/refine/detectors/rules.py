@@ -188,6 +188,8 @@ RULES: tuple[DetectorRule, ...] = (
     _rule(
         "millrace_key", r"\bmr-[0-9a-f]{8}-[0-9a-f]{4}", r"mr-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9a-f]{32}"
     ),
+    # One of `millrace key`; its id alone, which tables show, is no secret.
+    _rule("millrace_key", r"\bmk_[a-z0-9]{12}_", r"mk_[a-z0-9]{12}_[0-9a-f]{64}"),
     _rule("jwt", r"\beyJ[A-Za-z0-9_-]{8}", rf"eyJ{_W}{{8,4000}}\.eyJ{_W}{{8,8000}}\.{_W}{{8,1400}}"),
     _rule(
         "bearer", r"\bbearer +[A-Za-z0-9._~+/-]{8}", r"bearer +[A-Za-z0-9._~+/-]{20,2000}=*", _is_opaque, caseless=True

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.infra.errors import DetectorError
+from millrace.infra.principals.book import new_key
 from millrace.producers.gateway.sessions.ownership import Hints
 from millrace.producers.gateway.sessions.sessions import Sessions
 from millrace.streams.refine import personal
@@ -53,6 +54,13 @@ def test_it_keeps_the_contract(detector):
     ]
     code = "def sort(xs): return sorted(xs)  # 3 1 4 1 5 9 -> 1 1 3 4 5 9"
     check_detector(detector, [(text, GITHUB) for text in texts], clean=["", code])
+
+
+def test_a_key_of_a_client_is_a_secret_and_its_id_is_none(vectorscan):
+    id, key = new_key()
+    text = f"{id} was given {key}."
+    (hit,) = [hit for hit in vectorscan.scan(text.encode()) if hit.blocks]
+    assert (text[hit.start : hit.end], hit.kind) == (key, "millrace_key")
 
 
 def test_bytes_that_are_no_text_have_no_blocking_hits(detector):
